@@ -1,0 +1,1 @@
+"""The dump contract: columns, metadata, writing, reading, checking."""

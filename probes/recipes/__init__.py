@@ -1,0 +1,1 @@
+"""Real updates on a small machine, ready to run."""
