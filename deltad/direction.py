@@ -147,10 +147,38 @@ def ratio_direction(behavior_logprob: Array, policy_logprob: Array) -> Array:
     0.5
     """
     xp = namespace(behavior_logprob)
+    return xp.expm1(_log_ratio(xp, behavior_logprob, policy_logprob))
+
+
+def ratio(behavior_logprob: Array, policy_logprob: Array) -> Array:
+    """Importance ratio r = π_k/μ_k.
+
+    Parameters
+    ----------
+    behavior_logprob, policy_logprob : Array, shape (token,)
+        log μ_k and log π_k in nats; what exceeds 0 by rounding counts as 0.
+
+    Returns
+    -------
+    Array, shape (token,)
+        In (0, ∞), without unit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> float(ratio(np.log([0.2]), np.log([0.3]))[0].round(4))
+    1.5
+    """
+    xp = namespace(behavior_logprob)
+    return xp.exp(_log_ratio(xp, behavior_logprob, policy_logprob))
+
+
+def _log_ratio(xp: Array, behavior_logprob: Array, policy_logprob: Array) -> Array:
+    """Log π_k − log μ_k in nats, each clamped to at most 0."""
     zero = xp.zeros_like(behavior_logprob)
     behavior = xp.where(behavior_logprob > 0, zero, behavior_logprob)
     policy = xp.where(policy_logprob > 0, zero, policy_logprob)
-    return xp.expm1(policy - behavior)
+    return policy - behavior
 
 
 def _tail_share(xp: Array, support: Support, tail: str, collision: Array | None) -> Array:

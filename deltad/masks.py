@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Final
 
 from deltad._array import Array, namespace
-from deltad.direction import DIRECTIONS, TAILS, Direction, ratio_direction
+from deltad.direction import DIRECTIONS, TAILS, Direction, ratio, ratio_direction
 from deltad.divergence import DIVERGENCES
 from deltad.support import Support, binary_support
 
@@ -65,13 +65,13 @@ class Tokens:
 
     @cached_property
     def ratio_direction(self) -> Array:
-        """r − 1, shape (token,)."""
+        """PPO's direction r − 1, shape (token,)."""
         return ratio_direction(self.behavior_logprob, self.policy_logprob)
 
     @cached_property
     def ratio(self) -> Array:
-        """r = π_k/μ_k, shape (token,)."""
-        return self.ratio_direction + 1
+        """Importance ratio r = π_k/μ_k, shape (token,)."""
+        return ratio(self.behavior_logprob, self.policy_logprob)
 
     def divergence(self, name: str) -> Array:
         """D on the top-K support, shape (token,)."""
@@ -240,12 +240,12 @@ def criterion(name: str) -> Criterion:
 
 
 def _outside_topk(tokens: Tokens, threshold: float, divergence: str) -> Array:
-    """Is D on the top-K support above the threshold?"""
+    """D on the top-K support is above the threshold."""
     return tokens.divergence(divergence) > threshold
 
 
 def _outside_clip(tokens: Tokens, threshold: float, divergence: str) -> Array:
-    """Is r out of the clip range? Its bounds are fixed; the threshold has no say."""
+    """Importance ratio out of the clip range, whose bounds are fixed."""
     return (tokens.ratio > 1 + CLIP_HIGH) | (tokens.ratio < 1 - CLIP_LOW)
 
 
