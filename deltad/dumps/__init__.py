@@ -1,1 +1,53 @@
-"""The dump contract: columns, metadata, writing, reading, checking."""
+"""The dump contract: columns, metadata, writing, reading, checking.
+
+Names are imported when they are first used, so that who needs the metadata alone does not
+wait for the rest.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .batch import Batch as Batch
+    from .columns import COLUMNS as COLUMNS
+    from .columns import KEY as KEY
+    from .columns import OPTIONAL as OPTIONAL
+    from .columns import REQUIRED as REQUIRED
+    from .columns import VECTORS as VECTORS
+    from .columns import Column as Column
+    from .columns import column_reference as column_reference
+    from .columns import schema as schema
+    from .errors import DumpError as DumpError
+    from .errors import Problem as Problem
+    from .metadata import FORMAT as FORMAT
+    from .metadata import METADATA_KEY as METADATA_KEY
+    from .metadata import Metadata as Metadata
+
+_HOME = {
+    "Batch": "batch",
+    "COLUMNS": "columns",
+    "KEY": "columns",
+    "OPTIONAL": "columns",
+    "REQUIRED": "columns",
+    "VECTORS": "columns",
+    "Column": "columns",
+    "column_reference": "columns",
+    "schema": "columns",
+    "DumpError": "errors",
+    "Problem": "errors",
+    "FORMAT": "metadata",
+    "METADATA_KEY": "metadata",
+    "Metadata": "metadata",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value

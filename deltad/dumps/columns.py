@@ -1,0 +1,293 @@
+"""The columns of a dump, declared as data: the schema, the checks and the reference use them.
+
+`python -m deltad.dumps.columns` prints the column reference, `… columns FILE` writes it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+LIST_SUFFIX: Final = "[K]"
+"""Ends the type of a column that holds K values a row."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the dump.
+
+    Attributes
+    ----------
+    name : str
+        As in the file.
+    type : str
+        NumPy's name of the value's type, "string" for text; "[K]" behind it for a fixed-size
+        list of K such values.
+    unit : str
+        Empty for a number without unit.
+    required : bool
+        Whether every file must have it.
+    meaning : str
+        For the reference.
+    rule : str
+        Which values are possible; `deltad.dumps.values` has a check by this name.
+    shared : bool
+        Whether rows of the same token agree on it in all arms.
+    before : str, optional
+        The column of the state before the step that this one equals after a step of zero
+        length.
+    """
+
+    name: str
+    type: str
+    unit: str
+    required: bool
+    meaning: str
+    rule: str
+    shared: bool = True
+    before: str | None = None
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether a row holds K values."""
+        return self.type.endswith(LIST_SUFFIX)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether a value is a string."""
+        return self.type == "string"
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """NumPy's type of one value; objects for text."""
+        return np.dtype(object if self.is_text else self.type.removesuffix(LIST_SUFFIX))
+
+    def arrow_type(self, top_k: int, *, nullable: bool = False) -> pa.DataType:
+        """Arrow's type as a writer gives it."""
+        if self.is_text:
+            return pa.dictionary(pa.int32(), pa.string())
+        value = pa.from_numpy_dtype(self.dtype)
+        if not self.is_vector:
+            return value
+        return pa.list_(pa.field("element", value, nullable=nullable), top_k)
+
+    def accepts(self, found: pa.DataType, top_k: int) -> bool:
+        """Whether a reader can take this Arrow type; nullability and field names are free."""
+        if self.is_text:
+            if pa.types.is_dictionary(found):
+                found = found.value_type
+            return bool(pa.types.is_string(found) or pa.types.is_large_string(found))
+        value = pa.from_numpy_dtype(self.dtype)
+        if not self.is_vector:
+            return bool(found == value)
+        return bool(
+            pa.types.is_fixed_size_list(found)
+            and found.value_type == value
+            and found.list_size == top_k
+        )
+
+    def expected(self, top_k: int) -> str:
+        """Say the type in Arrow's words."""
+        if self.is_text:
+            return "string or dictionary<string>"
+        if self.is_vector:
+            return f"fixed_size_list<{self.dtype.name}>[{top_k}]"
+        return str(self.dtype.name)
+
+
+def _whole_vocabulary(family: str, unit: str) -> tuple[Column, ...]:
+    """Columns of one divergence over the whole vocabulary."""
+    name, what = f"full_{family}", f"{family.upper()} over the whole vocabulary"
+    return (
+        Column(
+            f"{name}_pre", "float64", unit, False, f"D before the step: {what}, where the "
+            "recorder had all of μ", f"divergence_{family}",
+        ),
+        Column(
+            f"{name}_post", "float64", unit, False, f"D after the step: {what}",
+            f"divergence_{family}", shared=False, before=f"{name}_pre",
+        ),
+        Column(
+            f"{name}_direction", "float64", unit, False, f"Ḋ before the step of the {what}",
+            "finite",
+        ),
+    )  # fmt: skip
+
+
+_ALL: Final = (
+    Column("step", "int32", "", True, "optimizer step within the seed", "any"),
+    Column("group", "int32", "", True, "prompt", "any"),
+    Column("sequence", "int32", "", True, "response, unique within seed and step", "any"),
+    Column("position", "int32", "", True, "token within the response, from 0", "index"),
+    Column("token_id", "int32", "", True, "sampled token k", "id"),
+    Column("advantage", "float32", "", True, "advantage Â", "finite"),
+    Column(
+        "in_loss", "bool", "", True,
+        "whether this token's gradient took part in the applied update", "any", shared=False,
+    ),
+    Column("behavior_logprob", "float32", "nats", True, "log μ_k", "logprob"),
+    Column("pre_logprob", "float32", "nats", True, "log π_k before the step", "logprob"),
+    Column(
+        "post_logprob", "float32", "nats", True, "log π_k after the step", "logprob",
+        shared=False, before="pre_logprob",
+    ),
+    Column(
+        "topk_ids", "int32[K]", "", True,
+        "the behavior policy's top-K ids in rank order, distinct; −1 pads a position where the "
+        "engine returned fewer; NULL as a whole, with the three below, where a row's vectors "
+        "were not stored", "ids",
+    ),
+    Column(
+        "topk_behavior_logprobs", "float32[K]", "nats", True,
+        "log μ at `topk_ids`; may be −∞; NaN at padding, where it is never read",
+        "logprobs_or_zero",
+    ),
+    Column(
+        "topk_pre_logprobs", "float32[K]", "nats", True,
+        "log π before the step at `topk_ids`; NaN at padding", "logprobs",
+    ),
+    Column(
+        "topk_post_logprobs", "float32[K]", "nats", True,
+        "log π after the step at `topk_ids`; NaN at padding", "logprobs",
+        shared=False, before="topk_pre_logprobs",
+    ),
+    Column(
+        "pre_collision", "float32", "", False,
+        "Σ_j π_j² before the step over the whole vocabulary, which gives the exact tail",
+        "collision",
+    ),
+    Column(
+        "post_collision", "float32", "", False,
+        "Σ_j π_j² after the step over the whole vocabulary", "collision",
+        shared=False, before="pre_collision",
+    ),
+    Column("pre_entropy", "float32", "nats", False, "entropy of π before the step", "entropy"),
+    Column(
+        "post_entropy", "float32", "nats", False, "entropy of π after the step", "entropy",
+        shared=False, before="pre_entropy",
+    ),
+    *_whole_vocabulary("kl", "nats"),
+    *_whole_vocabulary("tv", ""),
+    Column(
+        "linear_delta", "float32", "nats", False,
+        "exact first-order ΔD along this arm's parameter update (a Jacobian-vector product)",
+        "finite", shared=False,
+    ),
+    Column("token", "string", "", False, "decoded text, for viewers", "any"),
+)  # fmt: skip
+
+COLUMNS: Final[Mapping[str, Column]] = MappingProxyType({column.name: column for column in _ALL})
+"""Every column by name, in the order of the file; `arm` and `seed` lie in the folders' names."""
+
+REQUIRED: Final = tuple(column.name for column in _ALL if column.required)
+"""Columns that every file has."""
+
+OPTIONAL: Final = tuple(column.name for column in _ALL if not column.required)
+"""Columns that a file may have."""
+
+VECTORS: Final = tuple(column.name for column in _ALL if column.is_vector)
+"""The columns of K values a row, which are NULL together or not at all."""
+
+KEY: Final = ("step", "sequence", "position")
+"""What identifies a token within an arm and a seed."""
+
+
+def schema(
+    top_k: int, *, vectors_nullable: bool = False, optional: Iterable[str] = ()
+) -> pa.Schema:
+    """Arrow schema of a file.
+
+    Parameters
+    ----------
+    top_k : int
+        K, values in a list.
+    vectors_nullable : bool
+        Whether rows without vectors can occur.
+    optional : iterable of str
+        Optional columns that the file has.
+
+    Returns
+    -------
+    pyarrow.Schema
+        In the order of `COLUMNS`; nothing is nullable but the vectors where asked for.
+
+    Raises
+    ------
+    ValueError
+        `optional` names a column that is not an optional one.
+
+    Examples
+    --------
+    >>> schema(4, optional=["pre_entropy"]).field("topk_ids").type.list_size
+    4
+    """
+    wanted = set(optional)
+    if unknown := sorted(wanted - set(OPTIONAL)):
+        raise ValueError(
+            f"optional columns are {', '.join(OPTIONAL)}; got {', '.join(map(repr, unknown))}"
+        )
+    return pa.schema(
+        [
+            pa.field(
+                column.name,
+                column.arrow_type(top_k),
+                nullable=column.is_vector and vectors_nullable,
+            )
+            for column in _ALL
+            if column.required or column.name in wanted
+        ]
+    )
+
+
+def column_reference() -> str:
+    """Write the column reference of the documentation.
+
+    Returns
+    -------
+    str
+        Markdown.
+    """
+    lines = [
+        "# Columns of a dump",
+        "",
+        "Generated by `python -m deltad.dumps.columns docs/columns.md` from the columns declared",
+        "in `deltad/dumps/columns.py`; change them there.",
+        "",
+        "A file is `RUN/arm=<name>/seed=<int>/part-<rank>-<n>.parquet`; one row is one response",
+        "token in one real optimizer step. K is `top_k` of the file's metadata. All distributions",
+        "are at the sampling temperature. NULL is allowed in the four columns of K values only.",
+        "",
+        "| column | type | unit | in every file | same in all arms | meaning |",
+        "|---|---|---|---|---|---|",
+        "| `arm` | string, folder | | yes | | the update that was applied |",
+        "| `seed` | int32, folder | | yes | | independent repetition |",
+    ]
+    for column in _ALL:
+        kind = (
+            "string or dictionary" if column.is_text else column.expected(0).replace("[0]", "[K]")
+        )
+        lines.append(
+            f"| `{column.name}` | {kind} | {column.unit} | {'yes' if column.required else 'no'} "
+            f"| {'yes' if column.shared else 'no'} | {column.meaning} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str]) -> int:
+    """Print the reference, or write it into the file named."""
+    if arguments:
+        Path(arguments[0]).write_text(column_reference(), encoding="utf-8")
+    else:
+        sys.stdout.write(column_reference())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

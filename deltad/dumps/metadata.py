@@ -1,0 +1,242 @@
+"""What a file says about itself: the JSON under the key `deltad` in its footer."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeGuard
+
+from deltad import __version__
+from deltad.divergence import DIVERGENCES
+from deltad.support import LOGPROB_TOLERANCE, ROUNDED_LOGITS_TOLERANCE
+
+from .errors import DumpError, first_line
+
+FORMAT: Final = 1
+"""Major version of the dump format that this package reads and writes."""
+
+METADATA_KEY: Final = b"deltad"
+"""Key of the metadata in a Parquet footer."""
+
+_NEEDED: Final = ("format", "top_k", "vocab_size", "temperature", "stored", "rows_seen")
+_OBJECTS: Final = ("behavior", "readout", "update", "stored", "versions")
+_TEXTS: Final = ("deltad", "model", "tokenizer", "created")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metadata:
+    """The description that every file of a dump carries.
+
+    Attributes
+    ----------
+    top_k : int
+        K, the length of the lists.
+    vocab_size : int
+        n, from the model's config.
+    temperature : float
+        Sampling temperature that all distributions are at.
+    model, tokenizer : str
+        Names or paths.
+    behavior : mapping
+        Engine, precision, staleness, `logprobs_mode`, top-p, top-k, `support`.
+    readout : mapping
+        How the policy's log-probs were computed; `logits_rounded` is true where logits were
+        rounded to bfloat16 before the log-sum-exp.
+    update : mapping
+        The applied update: `mask`, `threshold`, `divergence`, optimizer, lr, batch.
+    stored : mapping
+        Which rows were kept: `{"rule": "all"}`, or
+        `{"rule": "above", "divergence": "kl", "threshold": 0.05}`.
+    rows_seen : int
+        Tokens looked at for this file; its row count where all are stored.
+    versions : mapping
+        Of the packages involved.
+    created : str
+        Time of writing, ISO 8601.
+    format : int
+        Major version of the format.
+    deltad : str
+        Version of this package that wrote the file.
+    extra : mapping
+        Keys that this version does not know, kept as they are.
+
+    Raises
+    ------
+    ValueError
+        A value is impossible; the message names the key.
+    """
+
+    top_k: int
+    vocab_size: int
+    temperature: float = 1.0
+    model: str = ""
+    tokenizer: str = ""
+    behavior: Mapping[str, Any] = field(default_factory=dict)
+    readout: Mapping[str, Any] = field(default_factory=dict)
+    update: Mapping[str, Any] = field(default_factory=dict)
+    stored: Mapping[str, Any] = field(default_factory=lambda: {"rule": "all"})
+    rows_seen: int = 0
+    versions: Mapping[str, Any] = field(default_factory=dict)
+    created: str = ""
+    format: int = FORMAT
+    deltad: str = __version__
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_format(self.format)
+        for key, least in (("top_k", 1), ("vocab_size", 1), ("rows_seen", 0)):
+            value = getattr(self, key)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"`{key}` must be an integer of at least {least}, got {value!r}")
+        if not _is_number(self.temperature) or not self.temperature > 0:
+            raise ValueError(f"`temperature` must be a positive number, got {self.temperature!r}")
+        for key in _OBJECTS:
+            if not isinstance(getattr(self, key), Mapping):
+                raise ValueError(f"`{key}` must be an object, got {getattr(self, key)!r}")
+        for key in _TEXTS:
+            if not isinstance(getattr(self, key), str):
+                raise ValueError(f"`{key}` must be a string, got {getattr(self, key)!r}")
+        _check_stored(self.stored)
+        if clash := sorted(self.extra.keys() & _KNOWN):
+            raise ValueError(f"`extra` must hold unknown keys only, got {', '.join(clash)}")
+
+    @property
+    def logprob_tolerance(self) -> float:
+        """Excess of a log-prob over 0 (nats) and of a mass over 1 that counts as rounding."""
+        if self.readout.get("logits_rounded"):
+            return ROUNDED_LOGITS_TOLERANCE
+        return LOGPROB_TOLERANCE
+
+    @property
+    def stored_above(self) -> tuple[str, float] | None:
+        """Divergence and threshold above which rows were stored; None where all were."""
+        if self.stored["rule"] == "all":
+            return None
+        return str(self.stored["divergence"]), float(self.stored["threshold"])
+
+    def to_json(self) -> str:
+        """Write as the JSON of a footer.
+
+        Returns
+        -------
+        str
+            One object; unknown keys follow the known ones.
+
+        Raises
+        ------
+        ValueError
+            A value has no JSON.
+        """
+        values = {key: getattr(self, key) for key in _KNOWN_ORDER}
+        try:
+            return json.dumps({**values, **self.extra}, default=_plain, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"metadata must be JSON: {error}") from error
+
+    @classmethod
+    def from_json(cls, text: str | bytes, path: str | Path) -> Metadata:
+        """Read the JSON of a footer.
+
+        Parameters
+        ----------
+        text : str or bytes
+            The JSON.
+        path : str or Path
+            The file it is from, for the error.
+
+        Returns
+        -------
+        Metadata
+            Keys that this version does not know are in `extra`.
+
+        Raises
+        ------
+        DumpError
+            Not JSON, a key missing or impossible, or a format that this version cannot read.
+
+        Examples
+        --------
+        >>> known = Metadata(top_k=2, vocab_size=9).to_json()
+        >>> Metadata.from_json(known, "part-0-0.parquet").top_k
+        2
+        """
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise DumpError(
+                path, f"the metadata under the key `deltad` is not JSON ({first_line(error)})"
+            ) from error
+        if not isinstance(found, dict):
+            raise DumpError(
+                path,
+                "the metadata under the key `deltad` must be a JSON object, "
+                f"found {type(found).__name__}",
+            )
+        try:
+            # The format first: another one may lack the keys of this.
+            _check_format(found.get("format"))
+            if missing := [key for key in _NEEDED if key not in found]:
+                raise ValueError(f"`{missing[0]}` is missing")
+            known = {key: found[key] for key in _KNOWN_ORDER if found.get(key) is not None}
+            known["format"] = FORMAT
+            known.setdefault("deltad", "")
+            for key in _NEEDED:
+                known.setdefault(key, found[key])
+            extra = {key: value for key, value in found.items() if key not in _KNOWN}
+            return cls(**known, extra=extra)
+        except ValueError as error:
+            raise DumpError(path, f"in the metadata, {error}", kind="metadata") from error
+
+
+_KNOWN_ORDER: Final = (
+    "format", "deltad", "top_k", "vocab_size", "temperature", "model", "tokenizer", "behavior",
+    "readout", "update", "stored", "rows_seen", "versions", "created",
+)  # fmt: skip
+_KNOWN: Final = frozenset(_KNOWN_ORDER)
+if {item.name for item in dataclasses.fields(Metadata)} != _KNOWN | {"extra"}:
+    raise AssertionError("every field of Metadata has its place in the JSON")
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    """Whether `value` is a finite number and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check_format(found: object) -> None:
+    """Refuse a major format other than ours, by name."""
+    if not _is_number(found) or math.floor(found) != FORMAT:
+        raise ValueError(
+            f"`format` must be {FORMAT}, the only one this version of deltad reads, found {found!r}"
+        )
+
+
+def _check_stored(stored: Mapping[str, Any]) -> None:
+    """Refuse a rule of storage that a reader could not follow."""
+    rule = stored.get("rule")
+    if rule == "all":
+        return
+    if rule != "above":
+        raise ValueError(f"the rule of `stored` must be 'all' or 'above', got {rule!r}")
+    if stored.get("divergence") not in DIVERGENCES:
+        raise ValueError(
+            f"the divergence of `stored` must be one of {', '.join(DIVERGENCES)}, "
+            f"got {stored.get('divergence')!r}"
+        )
+    threshold = stored.get("threshold")
+    if not _is_number(threshold) or threshold < 0:
+        raise ValueError(
+            f"the threshold of `stored` must be a number of at least 0, got {threshold!r}"
+        )
+
+
+def _plain(value: object) -> object:
+    """Turn mappings and NumPy scalars into what JSON knows."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(value, "item"):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} has no JSON")
