@@ -10,39 +10,20 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Final
 
+from deltad import _checks
 from deltad._array import Array, namespace
+from deltad._checks import LOGPROB_TOLERANCE, ROUNDED_LOGITS_TOLERANCE, SupportError
 
-LOGPROB_TOLERANCE: Final = 1e-4
-"""Nats by which a log-prob may exceed 0, and a support's mass 1, through rounding."""
-
-ROUNDED_LOGITS_TOLERANCE: Final = 0.05
-"""The same where logits were rounded to bfloat16 before the log-sum-exp."""
-
-AGREEMENT_TOLERANCE: Final = 1e-4
-"""Nats by which the sampled token's entry in the top-K may differ from its scalar."""
-
-
-class SupportError(ValueError):
-    """One token's numbers cannot be two probability distributions on a support.
-
-    Attributes
-    ----------
-    row : int
-        Index of the first offending token in the arrays given.
-    reason : str
-        What was found there and what was expected.
-    """
-
-    def __init__(self, row: int, reason: str) -> None:
-        super().__init__(f"row {row}: {reason}")
-        self.row = row
-        self.reason = reason
-
-    def __reduce__(self) -> tuple[type[SupportError], tuple[int, str]]:
-        """Pickle by what the constructor takes, so that worker processes can raise it."""
-        return SupportError, (self.row, self.reason)
+__all__ = [
+    "LOGPROB_TOLERANCE",
+    "ROUNDED_LOGITS_TOLERANCE",
+    "Support",
+    "SupportError",
+    "binary_support",
+    "full_support",
+    "topk_support",
+]
 
 
 @dataclass(frozen=True)
@@ -128,8 +109,8 @@ class Support:
         """
         xp = namespace(self.mu)
         if check:
-            _check_sampled(xp, policy_logprob, "policy", self.tolerance)
-            _check_agreement(
+            _checks.sampled(xp, policy_logprob, "policy", self.tolerance)
+            _checks.agreement(
                 xp, topk_policy_logprobs, policy_logprob, self.sampled[:, :-1], "policy"
             )
         log_pi = _join(xp, topk_policy_logprobs, policy_logprob)
@@ -205,11 +186,11 @@ def topk_support(
     hit = listed_used & (topk_ids == token_id[:, None])
     unlisted = ~xp.any(hit, axis=-1)
     if check:
-        _check_ids(xp, topk_ids, token_id, vocab_size)
+        _checks.ids(xp, topk_ids, token_id, vocab_size)
         for logprob, who in ((behavior_logprob, "behavior"), (policy_logprob, "policy")):
-            _check_sampled(xp, logprob, who, tolerance)
-        _check_agreement(xp, topk_behavior_logprobs, behavior_logprob, hit, "behavior")
-        _check_agreement(xp, topk_policy_logprobs, policy_logprob, hit, "policy")
+            _checks.sampled(xp, logprob, who, tolerance)
+        _checks.agreement(xp, topk_behavior_logprobs, behavior_logprob, hit, "behavior")
+        _checks.agreement(xp, topk_policy_logprobs, policy_logprob, hit, "policy")
     return _support(
         xp,
         _join(xp, topk_behavior_logprobs, behavior_logprob),
@@ -256,14 +237,14 @@ def full_support(
     ids = xp.arange(vocab_size, dtype=token_id.dtype, device=token_id.device)
     sampled = ids[None, :] == token_id[:, None]
     if check:
-        _require(
+        _checks.require(
             xp,
             xp.any(sampled, axis=-1),
             lambda row: f"sampled id {int(token_id[row])} is not in [0, {vocab_size})",
         )
         for logprobs, who in ((behavior_logprobs, "behavior"), (policy_logprobs, "policy")):
             at_sampled = xp.where(sampled, logprobs, xp.zeros_like(logprobs))
-            _check_sampled(xp, xp.sum(at_sampled, axis=-1), who, tolerance)
+            _checks.sampled(xp, xp.sum(at_sampled, axis=-1), who, tolerance)
     return _support(
         xp,
         behavior_logprobs,
@@ -305,7 +286,7 @@ def binary_support(
     xp = namespace(behavior_logprob)
     if check:
         for logprob, who in ((behavior_logprob, "behavior"), (policy_logprob, "policy")):
-            _check_sampled(xp, logprob, who, tolerance)
+            _checks.sampled(xp, logprob, who, tolerance)
     every = xp.ones_like(behavior_logprob[:, None], dtype=xp.bool)
     return _support(
         xp,
@@ -362,12 +343,12 @@ def _distribution(
     zero = xp.zeros_like(logprobs)
     logprobs = xp.where(used, logprobs, zero)
     if check:
-        _check_slots(xp, logprobs, who, tolerance)
+        _checks.slots(xp, logprobs, who, tolerance)
     logprobs = xp.where(logprobs > 0, zero, logprobs)
     probs = xp.where(used, xp.exp(logprobs), zero)
     mass = xp.sum(probs, axis=-1)
     if check:
-        _require(
+        _checks.require(
             xp,
             mass <= 1 + tolerance,
             lambda row: (
@@ -382,84 +363,3 @@ def _distribution(
 def _join(xp: Array, listed: Array, scalar: Array) -> Array:
     """Append the sampled token's value to the listed ones as the last slot."""
     return xp.concat([listed, xp.astype(scalar[:, None], listed.dtype)], axis=-1)
-
-
-def _require(xp: Array, holds: Array, message: Array) -> None:
-    """Raise for the first row where `holds` is False."""
-    if bool(xp.all(holds)):
-        return
-    row = int(xp.argmax(xp.astype(~holds, xp.int8)))
-    raise SupportError(row, message(row))
-
-
-def _check_ids(xp: Array, topk_ids: Array, token_id: Array, vocab_size: int) -> None:
-    """Ids lie in the vocabulary and none is listed twice."""
-    _require(
-        xp,
-        (token_id >= 0) & (token_id < vocab_size),
-        lambda row: f"sampled id {int(token_id[row])} is not in [0, {vocab_size})",
-    )
-    possible = (topk_ids >= -1) & (topk_ids < vocab_size)
-    _require(
-        xp,
-        xp.all(possible, axis=-1),
-        lambda row: (
-            f"top-K id {int(topk_ids[row, int(xp.argmax(xp.astype(~possible[row], xp.int8)))])} "
-            f"is neither -1 (padding) nor in [0, {vocab_size})"
-        ),
-    )
-    ordered = xp.sort(topk_ids, axis=-1)
-    repeated = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
-    _require(
-        xp,
-        ~xp.any(repeated, axis=-1),
-        lambda row: (
-            f"id {int(ordered[row, 1 + int(xp.argmax(xp.astype(repeated[row], xp.int8)))])} "
-            "is listed twice in the top-K, expected distinct ids"
-        ),
-    )
-
-
-def _check_sampled(xp: Array, logprob: Array, who: str, tolerance: float) -> None:
-    """A sampled token's log-prob is finite and at most 0."""
-    _require(
-        xp,
-        xp.isfinite(logprob) & (logprob <= tolerance),
-        lambda row: (
-            f"{who} log-prob of the sampled token is {float(logprob[row]):.6g}, "
-            f"expected a finite number of nats, at most 0 (+ {tolerance:g} of rounding)"
-        ),
-    )
-
-
-def _check_slots(xp: Array, logprobs: Array, who: str, tolerance: float) -> None:
-    """Log-probs in used slots are at most 0; only the behavior's may be −∞."""
-    possible = logprobs <= tolerance  # False for NaN
-    if who == "policy":
-        possible = possible & xp.isfinite(logprobs)
-    _require(
-        xp,
-        xp.all(possible, axis=-1),
-        lambda row: (
-            f"{who} log-prob in slot "
-            f"{(slot := int(xp.argmax(xp.astype(~possible[row], xp.int8))))} of the support is "
-            f"{float(logprobs[row, slot]):.6g}, expected at most 0 (+ {tolerance:g} of rounding)"
-            + ("" if who == "behavior" else " and finite")
-        ),
-    )
-
-
-def _check_agreement(xp: Array, listed: Array, scalar: Array, hit: Array, who: str) -> None:
-    """The sampled token's entry equals its scalar."""
-    zero = xp.zeros_like(listed)
-    entry = xp.sum(xp.where(hit, listed, zero), axis=-1)
-    gap = xp.abs(entry - scalar)
-    _require(
-        xp,
-        ~xp.any(hit, axis=-1) | (gap <= AGREEMENT_TOLERANCE),
-        lambda row: (
-            f"{who} log-prob of the sampled token is {float(scalar[row]):.6g}, but "
-            f"{float(entry[row]):.6g} among the top-K; expected the same "
-            f"within {AGREEMENT_TOLERANCE:g} nats"
-        ),
-    )
