@@ -24,15 +24,27 @@ if TYPE_CHECKING:
     from .metadata import FORMAT as FORMAT
     from .metadata import METADATA_KEY as METADATA_KEY
     from .metadata import Metadata as Metadata
+    from .reader import Dump as Dump
+    from .reader import PartFile as PartFile
+    from .reader import part_batches as part_batches
+    from .tokens import batch_support as batch_support
+    from .tokens import batch_tokens as batch_tokens
+    from .tokens import scalar_tokens as scalar_tokens
+    from .tokens import token_columns as token_columns
+    from .values import check_batch as check_batch
+    from .writer import PROMPT_SCHEMA as PROMPT_SCHEMA
+    from .writer import DumpWriter as DumpWriter
+    from .writer import part_numbers as part_numbers
+    from .writer import write_prompts as write_prompts
 
 _HOME = {
     "Batch": "batch",
     "COLUMNS": "columns",
+    "Column": "columns",
     "KEY": "columns",
     "OPTIONAL": "columns",
     "REQUIRED": "columns",
     "VECTORS": "columns",
-    "Column": "columns",
     "column_reference": "columns",
     "schema": "columns",
     "DumpError": "errors",
@@ -40,6 +52,18 @@ _HOME = {
     "FORMAT": "metadata",
     "METADATA_KEY": "metadata",
     "Metadata": "metadata",
+    "Dump": "reader",
+    "PartFile": "reader",
+    "part_batches": "reader",
+    "batch_support": "tokens",
+    "batch_tokens": "tokens",
+    "scalar_tokens": "tokens",
+    "token_columns": "tokens",
+    "check_batch": "values",
+    "DumpWriter": "writer",
+    "PROMPT_SCHEMA": "writer",
+    "part_numbers": "writer",
+    "write_prompts": "writer",
 }
 
 __all__ = sorted(_HOME)

@@ -1,0 +1,183 @@
+"""Rows of one file as NumPy arrays, and the way there and back from Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from .columns import COLUMNS, Column
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Consecutive rows of one file.
+
+    Attributes
+    ----------
+    path : str
+        The file.
+    first_row : int
+        Row of the file, counted from 0, that the batch begins with.
+    columns : mapping of str to array
+        Arrays of shape (token,), for vectors (token, topk), in their stored types; text as
+        objects. They may be read-only. What is NULL holds NaN, 0, −1 among the ids, "" or
+        False.
+    vectors : array of bool, shape (token,)
+        False where the row's vectors are NULL; True everywhere if no vector was read.
+    nulls : mapping of str to array of bool, shape (token,)
+        Where a column is NULL and must not be, for the columns where that is anywhere.
+    """
+
+    path: str
+    first_row: int
+    columns: Mapping[str, NDArray[Any]]
+    vectors: NDArray[np.bool_]
+    nulls: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """Count the rows."""
+        return len(self.vectors)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        """Get one column."""
+        return self.columns[name]
+
+
+def from_arrow(found: pa.RecordBatch, names: Iterable[str], path: str, first_row: int) -> Batch:
+    """Take the named columns of an Arrow batch, whose types were checked."""
+    columns: dict[str, NDArray[Any]] = {}
+    nulls: dict[str, NDArray[np.bool_]] = {}
+    missing: dict[str, NDArray[np.bool_]] = {}
+    holes: dict[str, NDArray[np.bool_]] = {}
+    for name in names:
+        array = found.column(found.schema.get_field_index(name))
+        column = COLUMNS[name]
+        if column.is_vector:
+            columns[name], missing[name], holes[name] = _vectors(array)
+            continue
+        columns[name], valid = _texts(array) if column.is_text else _scalars(array)
+        if valid is not None:
+            nulls[name] = ~valid
+    vectors = np.ones(found.num_rows, dtype=np.bool_)
+    for absent in missing.values():
+        vectors &= ~absent
+    for name, absent in missing.items():
+        # NULL beside vectors that are there, or one NULL in a vector where it would be read.
+        hole = holes[name]
+        if hole.size and name != "topk_ids" and "topk_ids" in columns:
+            hole = hole & (columns["topk_ids"] >= 0)
+        bad = absent & ~_all(missing.values())
+        if hole.size:
+            bad = bad | (hole.any(axis=1) & ~absent)
+        if bad.any():
+            nulls[name] = bad
+    return Batch(path, first_row, columns, vectors, nulls)
+
+
+def to_arrow(
+    columns: Mapping[str, NDArray[Any]], vectors: NDArray[np.bool_], schema: pa.Schema
+) -> pa.Table:
+    """Make an Arrow table of checked columns, each in its stored type."""
+    arrays = []
+    for wanted in schema:
+        column, values = COLUMNS[wanted.name], columns[wanted.name]
+        if column.is_text:
+            array = pa.array(values.tolist(), pa.string()).dictionary_encode()
+        elif column.is_vector:
+            items = _to_array(np.ascontiguousarray(values).reshape(-1), column)
+            mask = pa.array((~vectors).tolist(), pa.bool_()) if wanted.nullable else None
+            array = pa.FixedSizeListArray.from_arrays(items, type=wanted.type, mask=mask)
+        else:
+            array = _to_array(values, column)
+        arrays.append(array)
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _all(masks: Iterable[NDArray[np.bool_]]) -> NDArray[np.bool_]:
+    """Where all masks are True."""
+    return np.asarray(np.logical_and.reduce(list(masks)), dtype=np.bool_)
+
+
+def _to_array(values: NDArray[Any], column: Column) -> pa.Array:
+    """Put numbers into Arrow; by buffers, since `pyarrow.array` may import pandas."""
+    if column.dtype == np.bool_:
+        packed = np.packbits(values, bitorder="little")
+        return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(packed)])
+    kind = pa.from_numpy_dtype(column.dtype)
+    values = np.ascontiguousarray(values, dtype=column.dtype)
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+
+def _bits(buffer: pa.Buffer, offset: int, length: int) -> NDArray[np.bool_]:
+    """Unpack Arrow's bits."""
+    first = offset // 8
+    packed = np.frombuffer(buffer, np.uint8)[first : (offset + length + 7) // 8]
+    bits = np.unpackbits(packed, bitorder="little")
+    return bits[offset - 8 * first :][:length].view(np.bool_)
+
+
+def _valid(array: pa.Array) -> NDArray[np.bool_] | None:
+    """Where an array is not NULL; None if it is so nowhere."""
+    if array.null_count == 0:
+        return None
+    buffer = array.buffers()[0]
+    if buffer is None:
+        return np.zeros(len(array), dtype=np.bool_)
+    return _bits(buffer, array.offset, len(array))
+
+
+def _scalars(array: pa.Array) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+    """Numbers or bools by their buffers, since `Array.to_numpy` may import pandas."""
+    length, offset = len(array), array.offset
+    valid = _valid(array)
+    data = array.buffers()[1]
+    values: NDArray[Any]
+    if pa.types.is_boolean(array.type):
+        dtype = np.dtype(np.bool_)
+        values = np.zeros(0, dtype) if data is None else _bits(data, offset, length)
+    else:
+        dtype = np.dtype(array.type.to_pandas_dtype())
+        values = np.zeros(0, dtype)
+        if data is not None:
+            values = np.frombuffer(data, dtype)[offset : offset + length]
+    if valid is not None:
+        absent = np.nan if dtype.kind == "f" else 0
+        values = np.where(valid, values if len(values) else np.zeros(length, dtype), absent)
+        values = values.astype(dtype)
+    return values, valid
+
+
+def _texts(array: pa.Array) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+    """Strings as objects."""
+    valid = _valid(array)
+    found = array.to_pylist()
+    values = np.empty(len(found), dtype=object)
+    values[:] = found if valid is None else ["" if text is None else text for text in found]
+    return values, valid
+
+
+def _vectors(array: pa.Array) -> tuple[NDArray[Any], NDArray[np.bool_], NDArray[np.bool_]]:
+    """K values a row; which rows are NULL; which values are (no array of them if none)."""
+    size, length = array.type.list_size, len(array)
+    # `flatten` would leave out NULL rows and import pyarrow.compute.
+    child = array.values.slice(array.offset * size, length * size)
+    values, valid = _scalars(child)
+    values = values.reshape(length, size)
+    holes = np.zeros((0, size), dtype=np.bool_)
+    if valid is not None:
+        holes = ~valid.reshape(length, size)
+    row_valid = _valid(array)
+    if row_valid is None:
+        absent = np.zeros(length, dtype=np.bool_)
+    else:
+        absent = ~row_valid
+        values = values.copy()
+        values[absent] = np.nan if values.dtype.kind == "f" else -1
+    if holes.size and values.dtype.kind != "f":
+        values = np.where(holes, -1, values).astype(values.dtype)
+    return values, absent, holes

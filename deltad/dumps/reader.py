@@ -1,0 +1,431 @@
+"""Reading a dump: what the footers tell first, then rows in batches."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from .batch import Batch, from_arrow
+from .columns import COLUMNS, OPTIONAL, REQUIRED, VECTORS
+from .errors import DumpError, first_line
+from .layout import is_skipped, parse_arm, parse_part, parse_seed
+from .metadata import METADATA_KEY, Metadata
+
+# What pyarrow raises for a damaged file, depending on where the damage is.
+_DAMAGE: Final = (pa.ArrowException, OSError, ValueError, KeyError, MemoryError)
+_AGREED: Final = ("top_k", "vocab_size", "temperature")
+
+
+@dataclass(frozen=True)
+class PartFile:
+    """One file of a dump, by what its name and its footer tell.
+
+    Attributes
+    ----------
+    path : Path
+        The file.
+    arm, seed : str, int
+        Partition.
+    rank, part : int
+        Its place within the seed.
+    rows : int
+        Rows stored.
+    metadata : Metadata
+        From its footer.
+    columns : tuple of str
+        Columns of the contract that it has, in the contract's order.
+    """
+
+    path: Path
+    arm: str
+    seed: int
+    rank: int
+    part: int
+    rows: int
+    metadata: Metadata
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Dump:
+    """A dump whose footers obey the contract.
+
+    Attributes
+    ----------
+    path : Path
+        RUN.
+    parts : tuple of PartFile
+        All files, sorted by arm, seed, rank and part.
+    """
+
+    path: Path
+    parts: tuple[PartFile, ...]
+
+    @classmethod
+    def open(cls, path: str | Path) -> Dump:
+        """Read all footers and no row.
+
+        Parameters
+        ----------
+        path : str or Path
+            RUN.
+
+        Returns
+        -------
+        Dump
+            Its rows are unread: `check_batch` judges them as they come.
+
+        Raises
+        ------
+        FileNotFoundError
+            There is no RUN.
+        DumpError
+            Not a dump, files missing or unreadable, columns missing or of the wrong type,
+            metadata that breaks the contract or differs between files.
+        """
+        parts, problems = scan(path)
+        if problems:
+            raise problems[0]
+        return cls(Path(path), tuple(parts))
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """Names of the arms, sorted."""
+        return tuple(sorted({part.arm for part in self.parts}))
+
+    @property
+    def top_k(self) -> int:
+        """K."""
+        return self.parts[0].metadata.top_k
+
+    @property
+    def vocab_size(self) -> int:
+        """Size n of the vocabulary."""
+        return self.parts[0].metadata.vocab_size
+
+    @property
+    def temperature(self) -> float:
+        """Sampling temperature."""
+        return self.parts[0].metadata.temperature
+
+    def seeds(self, arm: str) -> tuple[int, ...]:
+        """Seeds of an arm, ascending.
+
+        Raises
+        ------
+        DumpError
+            There is no such arm.
+        """
+        return tuple(sorted({part.seed for part in self.files(arm)}))
+
+    def files(self, arm: str, seed: int | None = None) -> tuple[PartFile, ...]:
+        """Files of an arm, or of one of its seeds.
+
+        Raises
+        ------
+        DumpError
+            There is no such arm, or no such seed in it.
+        """
+        found = tuple(part for part in self.parts if part.arm == arm)
+        if not found:
+            raise DumpError(
+                self.path, f"there is no arm {arm!r}, the arms are {', '.join(self.arms)}"
+            )
+        if seed is None:
+            return found
+        mine = tuple(part for part in found if part.seed == seed)
+        if not mine:
+            raise DumpError(self.path, f"there is no seed {seed} in arm {arm!r}")
+        return mine
+
+    def metadata(self, arm: str) -> Metadata:
+        """Metadata of an arm's first file; others may differ in what need not agree."""
+        return self.files(arm)[0].metadata
+
+    def rows_seen(self, arm: str, seed: int) -> int:
+        """Tokens looked at, Σ over the seed's files."""
+        return sum(part.metadata.rows_seen for part in self.files(arm, seed))
+
+    def rows(self, arm: str, seed: int) -> int:
+        """Rows stored, Σ over the seed's files."""
+        return sum(part.rows for part in self.files(arm, seed))
+
+    def optional_columns(self, arm: str) -> frozenset[str]:
+        """Optional columns that every file of the arm has, files of no rows aside."""
+        found = set(OPTIONAL)
+        for part in self.files(arm):
+            if part.rows:
+                found &= set(part.columns)
+        return frozenset(found)
+
+    def batches(
+        self,
+        arm: str,
+        seed: int,
+        *,
+        columns: Iterable[str] | None = None,
+        batch_rows: int = 65_536,
+    ) -> Iterator[Batch]:
+        """Read the rows of one seed, file by file.
+
+        Parameters
+        ----------
+        arm, seed : str, int
+            Partition.
+        columns : iterable of str, optional
+            Columns wanted, by default all that a file has. `topk_ids` comes along with any
+            vector, since it tells the padding.
+        batch_rows : int
+            Rows a batch, at most.
+
+        Yields
+        ------
+        Batch
+            Unchecked but for types; none for a file of no rows.
+
+        Raises
+        ------
+        DumpError
+            No such arm or seed, a file that lacks a wanted column, or one that is damaged.
+        ValueError
+            `columns` names one that the contract does not know.
+        """
+        names = None if columns is None else tuple(dict.fromkeys(columns))
+        for part in self.files(arm, seed):
+            yield from part_batches(part, columns=names, batch_rows=batch_rows)
+
+
+def part_batches(
+    part: PartFile, *, columns: Iterable[str] | None = None, batch_rows: int = 65_536
+) -> Iterator[Batch]:
+    """Read the rows of one file; parameters, yields and raises as `Dump.batches`."""
+    wanted = _wanted(part, columns)
+    if not part.rows:
+        return
+    first_row = 0
+    stream = _stream(part.path, wanted, batch_rows)
+    for found in stream:
+        try:
+            batch = from_arrow(found, wanted, str(part.path), first_row)
+        except _DAMAGE as error:
+            raise _unreadable(part.path, error) from error
+        first_row += len(batch)
+        if len(batch):
+            yield batch
+    if first_row != part.rows:
+        raise DumpError(
+            part.path, f"the footer promises {part.rows} rows, but {first_row} were found"
+        )
+
+
+def _stream(path: Path, columns: list[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
+    """Arrow batches of a file, damage turned into a DumpError."""
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            yield from file.iter_batches(batch_rows, columns=columns, use_threads=False)
+    except _DAMAGE as error:
+        raise _unreadable(path, error) from error
+
+
+def _wanted(part: PartFile, columns: Iterable[str] | None) -> list[str]:
+    """Columns to read of a file, in the contract's order."""
+    if columns is None:
+        return list(part.columns)
+    asked = set(columns)
+    if unknown := sorted(asked - set(COLUMNS)):
+        raise ValueError(f"a dump has no column {unknown[0]!r}")
+    if asked & set(VECTORS):
+        asked.add("topk_ids")
+    if part.rows and (missing := sorted(asked - set(part.columns))):
+        raise DumpError(part.path, "is missing in this file and is needed here", column=missing[0])
+    return [name for name in part.columns if name in asked]
+
+
+def scan(path: str | Path) -> tuple[list[PartFile], list[DumpError]]:
+    """Read every footer of a dump.
+
+    Parameters
+    ----------
+    path : str or Path
+        RUN.
+
+    Returns
+    -------
+    parts : list of PartFile
+        Files whose footers obey the contract, sorted.
+    problems : list of DumpError
+        All that is wrong with names and footers.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no RUN.
+    """
+    run = Path(path)
+    if not run.exists():
+        raise FileNotFoundError(f"{run} does not exist")
+    problems: list[DumpError] = []
+    parts: list[PartFile] = []
+    for arm, seed, folder in _partitions(run, problems):
+        parts += _parts(arm, seed, folder, problems)
+    if not parts and not problems:
+        problems.append(DumpError(run, "holds no `arm=<name>` folder, so it is not a dump"))
+    for part in parts[1:]:
+        problems += _disagreement(parts[0], part)
+    return parts, problems
+
+
+def _entries(folder: Path, problems: list[DumpError]) -> list[Path]:
+    """What lies in a folder, sorted, but for names that dataset readers skip."""
+    try:
+        return sorted(entry for entry in folder.iterdir() if not is_skipped(entry.name))
+    except NotADirectoryError:
+        problems.append(DumpError(folder, "must be a folder, found a file"))
+    except OSError as error:
+        problems.append(DumpError(folder, f"cannot be read ({first_line(error)})"))
+    return []
+
+
+def _partitions(run: Path, problems: list[DumpError]) -> Iterator[tuple[str, int, Path]]:
+    """Every arm and seed with its folder, sorted; strays become problems."""
+    arms: dict[str, Path] = {}
+    for entry in _entries(run, problems):
+        arm = parse_arm(entry.name)
+        if arm is None or not entry.is_dir():
+            problems.append(
+                DumpError(
+                    entry,
+                    "only folders `arm=<name>`, and names that begin with `_`, may lie in a dump",
+                )
+            )
+        elif arm in arms:
+            problems.append(DumpError(entry, f"the arm {arm!r} lies in {arms[arm].name} already"))
+        else:
+            arms[arm] = entry
+    for arm, folder in sorted(arms.items()):
+        seeds: dict[int, Path] = {}
+        entries = _entries(folder, problems)
+        if not entries:
+            problems.append(
+                DumpError(folder, "holds no `seed=<int>` folder: its files are missing")
+            )
+        for entry in entries:
+            seed = parse_seed(entry.name)
+            if seed is None or not entry.is_dir():
+                problems.append(
+                    DumpError(
+                        entry, "only folders `seed=<int32>`, without leading zeros, may lie here"
+                    )
+                )
+            else:
+                seeds[seed] = entry
+        for seed, inner in sorted(seeds.items()):
+            yield arm, seed, inner
+
+
+def _parts(arm: str, seed: int, folder: Path, problems: list[DumpError]) -> Iterator[PartFile]:
+    """Files of one seed, sorted; strays, gaps and bad footers become problems."""
+    found: dict[tuple[int, int], Path] = {}
+    for entry in _entries(folder, problems):
+        place = parse_part(entry.name)
+        if place is None or not entry.is_file():
+            problems.append(DumpError(entry, "only files `part-<rank>-<n>.parquet` may lie here"))
+        else:
+            found[place] = entry
+    problems += _gaps(folder, set(found))
+    for (rank, number), path in sorted(found.items()):
+        try:
+            yield _footer(path, arm, seed, rank, number)
+        except DumpError as error:
+            problems.append(error)
+
+
+def _gaps(folder: Path, found: set[tuple[int, int]]) -> Iterator[DumpError]:
+    """Files that must be there since later ones are."""
+    if not found:
+        yield DumpError(
+            folder, "holds no part-0-0.parquet: a seed with nothing stored has a file of no rows"
+        )
+    ranks = {rank for rank, _ in found}
+    first = next(rank for rank in itertools.count() if rank not in ranks)
+    if ranks and first < max(ranks):
+        yield DumpError(
+            folder / f"part-{first}-0.parquet",
+            f"is missing: ranks are numbered from 0 without gaps, and rank {max(ranks)} is there",
+        )
+    for rank in sorted(ranks):
+        numbers = {number for one, number in found if one == rank}
+        first = next(number for number in itertools.count() if number not in numbers)
+        if first < max(numbers):
+            yield DumpError(
+                folder / f"part-{rank}-{first}.parquet",
+                "is missing: parts are numbered from 0 without gaps, "
+                f"and part-{rank}-{max(numbers)}.parquet is there",
+            )
+
+
+def _footer(path: Path, arm: str, seed: int, rank: int, number: int) -> PartFile:
+    """What a file's footer tells."""
+    try:
+        with pq.ParquetFile(path) as file:
+            rows = file.metadata.num_rows
+            text = (file.metadata.metadata or {}).get(METADATA_KEY)
+            schema = file.schema_arrow
+    except _DAMAGE as error:
+        raise _unreadable(path, error) from error
+    if text is None:
+        raise DumpError(path, "has no metadata under the key `deltad`, so it is not a dump's file")
+    metadata = Metadata.from_json(text, path)
+    columns = _columns(path, schema, metadata)
+    if metadata.rows_seen < rows or (metadata.stored_above is None and metadata.rows_seen != rows):
+        least = "at least" if metadata.stored_above else "the row count,"
+        raise DumpError(
+            path, f"`rows_seen` must be {least} {rows}, found {metadata.rows_seen}", kind="metadata"
+        )
+    return PartFile(path, arm, seed, rank, number, rows, metadata, columns)
+
+
+def _columns(path: Path, schema: pa.Schema, metadata: Metadata) -> tuple[str, ...]:
+    """Names of the contract's columns that a file has, each of its type."""
+    present = []
+    for name, column in COLUMNS.items():
+        places = schema.get_all_field_indices(name)
+        if not places:
+            if name in REQUIRED:
+                raise DumpError(path, "is missing", column=name, kind="column")
+            continue
+        if len(places) > 1:
+            raise DumpError(path, f"must be there once, found {len(places)} times", column=name)
+        kind = schema.field(places[0]).type
+        if not column.accepts(kind, metadata.top_k):
+            raise DumpError(
+                path,
+                f"must be {column.expected(metadata.top_k)}, found {kind}",
+                column=name,
+                kind="column",
+            )
+        present.append(name)
+    return tuple(present)
+
+
+def _disagreement(first: PartFile, other: PartFile) -> Iterator[DumpError]:
+    """Values that all files of a dump share."""
+    for key in _AGREED:
+        here, there = getattr(other.metadata, key), getattr(first.metadata, key)
+        if here != there:
+            yield DumpError(
+                other.path,
+                f"`{key}` must be the same in all files, found {here}, but {there} in {first.path}",
+                kind="metadata",
+            )
+
+
+def _unreadable(path: Path, error: BaseException) -> DumpError:
+    """Say that a file is damaged, or out of reach."""
+    return DumpError(path, f"cannot be read as Parquet ({first_line(error)})", kind="unreadable")

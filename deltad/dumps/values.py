@@ -1,0 +1,372 @@
+"""Which values a dump may hold: rules a column, vectorised, that name the row they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deltad._checks import AGREEMENT_TOLERANCE
+
+from .batch import Batch
+from .columns import COLUMNS
+from .errors import DumpError
+from .metadata import Metadata
+
+# Rounding of a float32 sum of at most a few thousand probabilities stays far below.
+_FLOAT32_SLACK: Final = 2e-5
+
+_SCALAR_OF: Final = {
+    "topk_behavior_logprobs": "behavior_logprob",
+    "topk_pre_logprobs": "pre_logprob",
+    "topk_post_logprobs": "post_logprob",
+}
+
+
+class Finding(NamedTuple):
+    """Rows of a batch that break one rule.
+
+    Attributes
+    ----------
+    column : str
+        Where.
+    kind : str
+        The rule.
+    rows : array of int
+        Offending rows of the batch, ascending, at least one.
+    describe : callable of int to str
+        What was expected and found in a row of the batch.
+    """
+
+    column: str
+    kind: str
+    rows: NDArray[np.intp]
+    describe: Callable[[int], str]
+
+
+def check_batch(batch: Batch, metadata: Metadata, columns: Iterable[str] | None = None) -> None:
+    """Refuse values that the contract does not allow.
+
+    Parameters
+    ----------
+    batch : Batch
+        Rows of one file.
+    metadata : Metadata
+        Of that file.
+    columns : iterable of str, optional
+        The columns to look at, by default all of the batch.
+
+    Raises
+    ------
+    DumpError
+        Names the first offending row, its column, what was expected and what was found.
+    """
+    worst: Finding | None = None
+    for finding in findings(batch, metadata, columns):
+        if worst is None or finding.rows[0] < worst.rows[0]:
+            worst = finding
+    if worst is not None:
+        row = int(worst.rows[0])
+        raise DumpError(
+            batch.path,
+            worst.describe(row),
+            row=batch.first_row + row,
+            column=worst.column,
+            kind=worst.kind,
+        )
+
+
+def findings(
+    batch: Batch, metadata: Metadata, columns: Iterable[str] | None = None
+) -> Iterator[Finding]:
+    """Find the rules that are broken.
+
+    Parameters
+    ----------
+    batch, metadata, columns
+        As `check_batch`.
+
+    Yields
+    ------
+    Finding
+        One a column and rule that is broken anywhere in the batch.
+    """
+    wanted = [name for name in (batch.columns if columns is None else columns) if name in COLUMNS]
+    with np.errstate(invalid="ignore", over="ignore"):
+        for name in wanted:
+            if name in batch.nulls:
+                yield Finding(name, "null", np.flatnonzero(batch.nulls[name]), _null(name))
+            yield from _RULES[COLUMNS[name].rule](batch, metadata, name)
+
+
+def rank_order(batch: Batch, metadata: Metadata) -> Iterator[Finding]:
+    """Find lists of the behavior policy that do not descend; nothing computed depends on it."""
+    name = "topk_behavior_logprobs"
+    values, used = batch[name], _used(batch)
+    with np.errstate(invalid="ignore"):
+        lowest = np.minimum.accumulate(np.where(used, values, np.inf), axis=1)
+        bad = used[:, 1:] & (values[:, 1:] > lowest[:, :-1] + metadata.logprob_tolerance)
+    yield from _finding(
+        name,
+        "rank order",
+        _anywhere(bad),
+        lambda row: (
+            "must be in rank order, the most likely first, found "
+            f"{values[row, 1 + int(bad[row].argmax())]:.6g} after "
+            f"{lowest[row, int(bad[row].argmax())]:.6g}"
+        ),
+    )
+
+
+def _null(name: str) -> Callable[[int], str]:
+    """What is said of NULL."""
+    if COLUMNS[name].is_vector:
+        return lambda row: "must be NULL in all four vector columns or in none, and hold no NULL"
+    return lambda row: "must not be NULL"
+
+
+def _anywhere(bad: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Rows with a True in any slot."""
+    return np.asarray(bad.any(axis=1), dtype=np.bool_)
+
+
+def _finding(
+    name: str, kind: str, bad: NDArray[np.bool_], describe: Callable[[int], str]
+) -> Iterator[Finding]:
+    """One finding where `bad` is True anywhere."""
+    if bad.any():
+        yield Finding(name, kind, np.flatnonzero(bad), describe)
+
+
+def _interval(
+    name: str,
+    values: NDArray[Any],
+    skip: NDArray[np.bool_] | None,
+    low: float,
+    high: float,
+    expected: str,
+) -> Iterator[Finding]:
+    """Values that are not in [low, high]; NaN is in no interval."""
+    if not len(values) or (low <= values.min() and values.max() <= high):
+        return
+    bad = ~((values >= low) & (values <= high))
+    if skip is not None:
+        bad &= ~skip
+    yield from _finding(name, "range", bad, lambda row: f"{expected}, found {values[row]:.6g}")
+
+
+def _any(batch: Batch, metadata: Metadata, name: str) -> Iterator[Finding]:
+    """Any value."""
+    yield from ()
+
+
+def _index(batch: Batch, metadata: Metadata, name: str) -> Iterator[Finding]:
+    """Counted from 0."""
+    values = batch[name]
+    yield from _interval(name, values, None, 0, 2**31 - 1, "must be counted from 0")
+
+
+def _id(batch: Batch, metadata: Metadata, name: str) -> Iterator[Finding]:
+    """Ids of the vocabulary."""
+    high = metadata.vocab_size - 1
+    yield from _interval(
+        name, batch[name], batch.nulls.get(name), 0, high, f"must be an id in [0, {high}]"
+    )
+
+
+def _finite(batch: Batch, metadata: Metadata, name: str) -> Iterator[Finding]:
+    """Any finite number."""
+    largest = float(np.finfo(batch[name].dtype).max)
+    yield from _interval(
+        name, batch[name], batch.nulls.get(name), -largest, largest, "must be finite"
+    )
+
+
+def _logprob(batch: Batch, metadata: Metadata, name: str) -> Iterator[Finding]:
+    """Log-prob of a token that was sampled."""
+    tolerance = metadata.logprob_tolerance
+    yield from _interval(
+        name,
+        batch[name],
+        batch.nulls.get(name),
+        -float(np.finfo(np.float32).max),
+        tolerance,
+        f"must be a finite log-prob of at most 0 (rounding up to {tolerance:g} counts as 0)",
+    )
+
+
+def _bounded(low: float, high: Callable[[Metadata], float], what: str) -> Callable[..., Any]:
+    """Make a rule for numbers in [low, high], with room for rounding."""
+
+    def rule(batch: Batch, metadata: Metadata, name: str) -> Iterator[Finding]:
+        room = metadata.logprob_tolerance
+        top = high(metadata)
+        yield from _interval(
+            name,
+            batch[name],
+            batch.nulls.get(name),
+            low - room,
+            top + room * max(1.0, abs(top)) if np.isfinite(top) else float(np.finfo("f8").max),
+            f"must be {what} in [{low:g}, {top:.6g}]",
+        )
+
+    return rule
+
+
+def _used(batch: Batch) -> NDArray[np.bool_]:
+    """Slots that hold an id."""
+    return np.asarray(batch["topk_ids"] >= 0)
+
+
+def _ids(batch: Batch, metadata: Metadata, name: str) -> Iterator[Finding]:
+    """Ids of the vocabulary, each once, and −1."""
+    ids = batch[name]
+    if not ids.size:
+        return
+    high = metadata.vocab_size - 1
+    if ids.min() < -1 or ids.max() > high:
+        bad = (ids < -1) | (ids > high)
+        yield from _finding(
+            name,
+            "range",
+            _anywhere(bad),
+            lambda row: (
+                f"must hold ids in [0, {high}] or -1 (padding), "
+                f"found {ids[row, int(bad[row].argmax())]}"
+            ),
+        )
+    ordered = np.sort(ids, axis=1)
+    same = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
+    if same.any():
+        yield from _finding(
+            name,
+            "distinct",
+            _anywhere(same),
+            lambda row: (
+                f"must hold an id once, found {ordered[row, int(same[row].argmax())]} twice"
+            ),
+        )
+
+
+def _logprobs(batch: Batch, metadata: Metadata, name: str) -> Iterator[Finding]:
+    """Log-probs at the listed ids, finite."""
+    yield from _list(batch, metadata, name, finite=True)
+
+
+def _logprobs_or_zero(batch: Batch, metadata: Metadata, name: str) -> Iterator[Finding]:
+    """Log-probs at the listed ids, −∞ among them."""
+    yield from _list(batch, metadata, name, finite=False)
+
+
+def _list(batch: Batch, metadata: Metadata, name: str, *, finite: bool) -> Iterator[Finding]:
+    """Log-probs at the listed ids: each possible, their mass, and the sampled token's."""
+    values = batch[name]
+    if not values.size:
+        return
+    tolerance = metadata.logprob_tolerance
+    used = _used(batch)
+    whole = bool(used.all())
+    seen = values if whole else np.where(used, values, np.float32(-1))
+    if not (seen.max() <= tolerance and (not finite or seen.min() > -np.inf)):
+        bad = ~(seen <= tolerance)
+        if finite:
+            bad |= np.isneginf(seen)
+        kind = "a finite log-prob" if finite else "a log-prob or -inf,"
+        broken = _anywhere(bad)
+        if name in batch.nulls:
+            broken &= ~batch.nulls[name]
+        yield from _finding(
+            name,
+            "range",
+            broken,
+            lambda row: (
+                f"must be {kind} of at most 0 (rounding up to {tolerance:g} counts as 0), found "
+                f"{seen[row, int(bad[row].argmax())]:.6g} at id "
+                f"{batch['topk_ids'][row, int(bad[row].argmax())]}"
+            ),
+        )
+    scalar = _SCALAR_OF[name]
+    if "token_id" not in batch.columns or scalar not in batch.columns:
+        yield from _mass(batch, name, seen, None if whole else used, None, tolerance)
+        return
+    hit = batch["topk_ids"] == batch["token_id"][:, None]
+    slot = hit.argmax(axis=1)
+    rows = np.arange(len(slot))
+    listed = hit[rows, slot] & (batch["token_id"] >= 0)
+    yield from _agreement(batch, name, scalar, slot, listed)
+    extra = np.where(listed | ~batch.vectors, -np.inf, batch[scalar])
+    yield from _mass(batch, name, seen, None if whole else used, extra, tolerance)
+
+
+def _agreement(
+    batch: Batch, name: str, scalar: str, slot: NDArray[np.intp], listed: NDArray[np.bool_]
+) -> Iterator[Finding]:
+    """The sampled token's entry is its scalar."""
+    entry = batch[name][np.arange(len(slot)), slot].astype(np.float64)
+    alone = batch[scalar].astype(np.float64)
+    # NaN has been found already.
+    bad = listed & (np.abs(entry - alone) > AGREEMENT_TOLERANCE)
+    yield from _finding(
+        name,
+        "agreement",
+        bad,
+        lambda row: (
+            f"must agree with `{scalar}` at the sampled token within {AGREEMENT_TOLERANCE:g} "
+            f"nats, found {entry[row]:.7g} and {alone[row]:.7g}"
+        ),
+    )
+
+
+def _mass(
+    batch: Batch,
+    name: str,
+    seen: NDArray[Any],
+    used: NDArray[np.bool_] | None,
+    extra: NDArray[Any] | None,
+    tolerance: float,
+) -> Iterator[Finding]:
+    """Probabilities of the support sum to 1 at most."""
+
+    def mass(rows: NDArray[np.intp] | slice, dtype: type) -> NDArray[Any]:
+        probs = np.exp(np.minimum(seen[rows].astype(dtype, copy=False), 0))
+        if used is not None:
+            probs = np.where(used[rows], probs, 0)
+        total = probs.sum(axis=1)
+        if extra is not None:
+            total = total + np.exp(np.minimum(extra[rows].astype(dtype, copy=False), 0))
+        return np.asarray(total)
+
+    suspicious = np.flatnonzero(mass(slice(None), np.float32) > 1 + tolerance - _FLOAT32_SLACK)
+    if not len(suspicious):
+        return
+    exact = mass(suspicious, np.float64)
+    bad = exact > 1 + tolerance
+    if bad.any():
+        found = dict(zip(suspicious[bad].tolist(), exact[bad].tolist(), strict=True))
+        yield Finding(
+            name,
+            "mass",
+            suspicious[bad],
+            lambda row: (
+                f"the support's probabilities must sum to 1 + {tolerance:g} at most, "
+                f"found {found[row]:.6g}"
+            ),
+        )
+
+
+_RULES: Final[dict[str, Callable[[Batch, Metadata, str], Iterator[Finding]]]] = {
+    "any": _any,
+    "index": _index,
+    "id": _id,
+    "finite": _finite,
+    "logprob": _logprob,
+    "ids": _ids,
+    "logprobs": _logprobs,
+    "logprobs_or_zero": _logprobs_or_zero,
+    "collision": _bounded(0.0, lambda metadata: 1.0, "a collision"),
+    "entropy": _bounded(0.0, lambda metadata: float(np.log(metadata.vocab_size)), "an entropy"),
+    "divergence_kl": _bounded(0.0, lambda metadata: np.inf, "a divergence"),
+    "divergence_tv": _bounded(0.0, lambda metadata: 1.0, "a divergence"),
+}
