@@ -1,0 +1,421 @@
+"""Figures of results that are already computed; nothing is counted or estimated here.
+
+matplotlib is imported when something is drawn, and without pyplot, so that no global state
+is read or changed.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import paper
+from .question import QuestionError
+from .rates import RateTable
+from .words import count, number, p_value, title, unit, with_interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS: Final[dict[str, str]] = {
+    "ratio": "#D55E00",
+    "aggregated": "#0072B2",
+    "uniform": "#56B4E9",
+    "exact": "#009E73",
+    "full": "#000000",
+    "binary-kl": "#E69F00",
+    "binary-tv": "#A6761D",
+    "clip-higher": "#CC79A7",
+    "none": "#7F7F7F",
+}
+"""One colour a criterion in every figure, after Okabe and Ito for colour-blind readers. A
+predictive criterion has that of its tail: two families never stand in one figure."""
+
+ENDINGS: Final = (".png", ".pdf", ".svg")
+
+_TIED: Final = "#999999"
+_PAPER: Final[dict[str, Any]] = {
+    "marker": "D",
+    "markersize": 6,
+    "markerfacecolor": "white",
+    "markeredgecolor": "#333333",
+    "markeredgewidth": 1.2,
+    "linestyle": "none",
+    "zorder": 5,
+}
+_SMALL: Final = 7
+_NORMAL: Final = 8
+_BINS_A_SIDE: Final = 12
+_HEADROOM: Final = 1.6  # the legend stands above the histograms
+_PLACES: Final = {"baseline": 0.0, "criterion": 1.0}
+_OUTWARD: Final = {"baseline": -1.0, "criterion": 1.0}
+
+
+def colour_of(criterion: str) -> str:
+    """The colour that a criterion has in every figure.
+
+    Parameters
+    ----------
+    criterion : str
+        A name of `deltad.masks.CRITERIA`, or `none`.
+
+    Returns
+    -------
+    str
+        Hexadecimal.
+
+    Raises
+    ------
+    KeyError
+        The criterion has no entry in `COLOURS`.
+
+    Examples
+    --------
+    >>> colour_of("predictive-tv-exact") == COLOURS["exact"]
+    True
+    """
+    return COLOURS[criterion if criterion in COLOURS else criterion.rpartition("-")[2]]
+
+
+def figure4(table: RateTable) -> Figure:
+    """The paper's Figure 4 for one dump: ΔD of kept tokens and unsafe-keep rates by seed.
+
+    Parameters
+    ----------
+    table : RateTable
+        Counts and ΔD by seed.
+
+    Returns
+    -------
+    Figure
+        Three axes: distribution of ΔD, contracting fractions, paired rates.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.4, 4.4), layout="constrained")
+    grid = figure.add_gridspec(2, 2, width_ratios=(1.5, 1), height_ratios=(3.4, 1))
+    question = table.question
+    figure.suptitle(
+        f"{title(question)} · protocol {question.protocol}\n{_size(table)}", fontsize=_NORMAL
+    )
+    draw_delta_d(table, ax=figure.add_subplot(grid[0, 0]))
+    draw_contracting(table, ax=figure.add_subplot(grid[1, 0]))
+    rates = draw_paired_rates(table, ax=figure.add_subplot(grid[:, 1]), legend=False)
+    figure.legend(
+        *rates.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=_SMALL,
+        frameon=False,
+    )  # fmt: skip
+    for letter, ax in zip("abc", figure.axes, strict=True):
+        ax.set_title(letter, loc="left", fontsize=_NORMAL, fontweight="bold")
+    return figure
+
+
+def save_figure(figure: Figure, path: str | Path, *, form: str | None = None) -> None:
+    """Write a figure as PNG, PDF or SVG.
+
+    Parameters
+    ----------
+    figure : Figure
+        As `figure4` returns it.
+    path : str or Path
+        Where to.
+    form : {"png", "pdf", "svg"}, optional
+        By default what the path's ending names.
+
+    Raises
+    ------
+    QuestionError
+        Another ending.
+    OSError
+        The file cannot be written.
+    """
+    form = form or figure_format(path)
+    from matplotlib import rc_context
+
+    # Text stays text, and nothing is dated: the same table gives the same file.
+    undated: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+    with rc_context({"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "deltad"}):
+        figure.savefig(path, format=form, dpi=200, metadata=undated.get(form))
+
+
+def figure_format(path: str | Path) -> str:
+    """`png`, `pdf` or `svg`, by a file's ending.
+
+    Raises
+    ------
+    QuestionError
+        Another ending.
+    """
+    ending = Path(path).suffix.lower()
+    if ending not in ENDINGS:
+        raise QuestionError(
+            f"a figure's file must end in one of {', '.join(ENDINGS)}, got {str(path)!r}"
+        )
+    return ending[1:]
+
+
+def draw_delta_d(table: RateTable, *, ax: Axes | None = None) -> Axes:
+    """Distribution of ΔD over the disagreement tokens that each criterion keeps.
+
+    Parameters
+    ----------
+    table : RateTable
+        ΔD by seed.
+    ax : Axes, optional
+        Drawn into; a new one otherwise.
+
+    Returns
+    -------
+    Axes
+        A stepped histogram a criterion; heights are shares of what that criterion keeps.
+
+    Notes
+    -----
+    The axis is linear near 0 and logarithmic beyond. No bin holds both signs; tokens with
+    ΔD = 0 are in no bin, and their number is in the legend.
+    """
+    ax = _axes(ax)
+    sizes = np.abs(np.concatenate([table.delta_d(side) for side in _PLACES]))
+    moved = sizes[sizes > 0]
+    if len(moved):
+        edges = _edges(moved)
+        ax.set_xscale("symlog", linthresh=edges[edges > 0][0], linscale=0.5)
+        for side in ("criterion", "baseline"):
+            _histogram(table, side, edges, ax)
+        ax.set_xlim(edges[0], edges[-1])
+        ax.set_ylim(0, _HEADROOM * ax.get_ylim()[1])
+        ax.legend(fontsize=_SMALL, frameon=False, loc="upper left", borderaxespad=0.3)
+        ax.axvline(0, 0, 1 / _HEADROOM, color="black", linewidth=0.8, zorder=0)
+    else:
+        ax.set_xlim(-1, 1)
+        ax.set_xticks([0])
+        ax.set_yticks([])
+        what = "ΔD = 0 on every kept token" if len(sizes) else "no disagreement token"
+        ax.text(0.5, 0.5, what, transform=ax.transAxes, ha="center", fontsize=_NORMAL)
+    nats = f",{unit(table.question)}" if unit(table.question) else ""
+    ax.set_xlabel(
+        f"← contracts      ΔD = D after − D before{nats}      moves out →",
+        fontsize=_NORMAL,
+    )
+    ax.set_ylabel("share of kept disagreement tokens", fontsize=_NORMAL)
+    ax.tick_params(labelsize=_SMALL)
+    return ax
+
+
+def draw_contracting(table: RateTable, *, ax: Axes | None = None) -> Axes:
+    """Pooled contracting fraction of each criterion with its interval, and the paper's.
+
+    Parameters
+    ----------
+    table : RateTable
+        Counts by seed.
+    ax : Axes, optional
+        Drawn into; a new one otherwise.
+
+    Returns
+    -------
+    Axes
+        A point with its interval a criterion; a diamond where the paper reports the pair.
+    """
+    ax = _axes(ax)
+    for side, place in _PLACES.items():
+        summary, name = getattr(table, side), getattr(table.question, side)
+        _estimate(
+            ax, summary.contracting_fraction, summary.contracting_fraction_ci95, place,
+            colour_of(name), upright=False,
+        )  # fmt: skip
+    if _reported(table):
+        ax.plot(
+            [
+                paper.RATIO_CONTRACTING_FRACTION.value,
+                paper.PREDICTIVE_CONTRACTING_FRACTION.value,
+            ],
+            [-0.3, 1.3],
+            label=f"reported in the paper ({paper.FIGURE})",
+            **_PAPER,
+        )
+    ax.set_xlim(-0.03, 1.03)
+    ax.set_ylim(-0.7, 1.7)
+    names = [getattr(table.question, side) for side in _PLACES]
+    ax.set_yticks(list(_PLACES.values()), [_folded(name) for name in names])
+    ax.set_xlabel("contracting fraction: share with ΔD < 0, pooled", fontsize=_NORMAL)
+    ax.tick_params(labelsize=_SMALL)
+    return ax
+
+
+def draw_paired_rates(table: RateTable, *, ax: Axes | None = None, legend: bool = True) -> Axes:
+    """Unsafe-keep rates of both criteria, a line a seed, with means and the paper's.
+
+    Parameters
+    ----------
+    table : RateTable
+        Counts by seed.
+    ax : Axes, optional
+        Drawn into; a new one otherwise.
+    legend : bool
+        Under the axes.
+
+    Returns
+    -------
+    Axes
+        Lines in the criterion's colour where its rate is lower, in the baseline's where it is
+        higher, grey where tied; a seed with one rate is a point without a line.
+    """
+    ax = _axes(ax)
+    rates = {side: table.rates(side) for side in _PLACES}
+    ours, theirs = rates["criterion"], rates["baseline"]
+    question, paired = table.question, table.paired
+    for chosen, colour, label in (
+        (ours == theirs, _TIED, f"tied: {paired.tied}"),
+        (ours > theirs, colour_of(question.baseline), f"higher: {paired.higher}"),
+        (ours < theirs, colour_of(question.criterion), f"lower: {paired.lower}"),
+    ):
+        lines = ax.plot(
+            list(_PLACES.values()), np.stack([theirs[chosen], ours[chosen]]), color=colour,
+            linewidth=0.8, alpha=0.45, marker="o", markersize=2.5,
+        )  # fmt: skip
+        if lines:
+            ax.plot(
+                [],
+                [],
+                color=colour,
+                linewidth=1.5,
+                label=f"{label} of {count(paired.seeds, 'seed')}",
+            )
+    for side, place in _PLACES.items():
+        alone = rates[side][np.isnan(ours) != np.isnan(theirs)]
+        ax.plot(
+            np.full(len(alone), place), alone, marker="o", markersize=3.5, linestyle="none",
+            markerfacecolor="white", markeredgecolor=_TIED, markeredgewidth=0.8,
+        )  # fmt: skip
+        summary, name = getattr(table, side), getattr(question, side)
+        _estimate(
+            ax, summary.unsafe_keep_rate, summary.unsafe_keep_rate_ci95,
+            place + 0.16 * _OUTWARD[side], colour_of(name),
+        )  # fmt: skip
+    if _reported(table):
+        ax.plot(
+            [-0.34, 1.34],
+            [paper.RATIO_UNSAFE_KEEP_RATE.value, paper.PREDICTIVE_UNSAFE_KEEP_RATE.value],
+            label=f"reported in the paper ({paper.FIGURE})",
+            **_PAPER,
+        )
+    ax.plot(
+        [], [], marker="o", markersize=6, color="black", linewidth=1.8,
+        label="mean over seeds (b: pooled), 95 % bootstrap",
+    )  # fmt: skip
+    base = table.disagreement.increase_rate
+    if not math.isnan(base):
+        ax.axhline(
+            base, color="black", linewidth=0.8, linestyle=":",
+            label=f"base rate of the disagreement set, {number(base)}",
+        )  # fmt: skip
+    ax.set_xlim(-0.55, 1.55)
+    ax.set_ylim(-0.04, 1.2)
+    ax.set_yticks(np.linspace(0, 1, 6))
+    ax.set_xticks(list(_PLACES.values()), [_folded(getattr(question, side)) for side in _PLACES])
+    ax.set_ylabel("unsafe-keep rate: share of these with ΔD > 0", fontsize=_NORMAL)
+    ax.tick_params(labelsize=_SMALL)
+    words = (
+        f"difference {with_interval(paired.difference, paired.difference_ci95, signed=True)}\n"
+        f"sign test p = {p_value(paired.sign_test_p)}"
+    )
+    if _reported(table):
+        words += f" (paper: {paper.SEEDS_LOWER.value} of {paper.SEEDS.value} lower)"
+    ax.text(0.5, 0.985, words, transform=ax.transAxes, ha="center", va="top", fontsize=_SMALL)
+    if legend:
+        ax.legend(fontsize=_SMALL, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.15))
+    return ax
+
+
+def _axes(ax: Axes | None) -> Axes:
+    """The axes given, or those of a new figure."""
+    if ax is not None:
+        return ax
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(4, 3), layout="constrained").add_subplot()
+
+
+def _size(table: RateTable) -> str:
+    """Seeds and tokens in one line."""
+    if not table.seeds:
+        return "no seeds"
+    tokens, outside, disagreement = (
+        f"{table.per_seed(name):.{digits}f}"
+        for name, digits in (("tokens", 0), ("outside", 1), ("disagreement", 1))
+    )
+    return (
+        f"{count(len(table.seeds), 'seed')}; a seed has {tokens} tokens, "
+        f"{outside} outside, {disagreement} in disagreement"
+    )
+
+
+def _reported(table: RateTable) -> bool:
+    """Whether the paper reports this pair."""
+    return paper.compares_with_paper(table.question.criterion, table.question.baseline)
+
+
+def _edges(moved: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Bin edges, the same on both sides of 0, evenly wide on the axis that they are drawn on."""
+    top = float(moved.max()) * 1.0001
+    # Linear up to a power of ten that most tokens exceed, and within four decades of the top.
+    linear = max(10 ** math.floor(math.log10(np.quantile(moved, 0.2))), top / 1e4)
+    linear = min(linear, top / 10)
+    side = np.geomspace(linear, top, min(_BINS_A_SIDE, 3 + int(math.sqrt(len(moved)) / 2)))
+    return np.concatenate([-side[::-1], [0.0], side])
+
+
+def _histogram(table: RateTable, side: str, edges: NDArray[np.float64], ax: Axes) -> None:
+    """One criterion's ΔD as shares by bin, its contracting fraction in the legend."""
+    delta_d, name = table.delta_d(side), getattr(table.question, side)
+    summary = getattr(table, side)
+    moved = delta_d[delta_d != 0]
+    fraction = with_interval(summary.contracting_fraction, summary.contracting_fraction_ci95)
+    label = f"{name}: {count(summary.kept, 'token')} kept\ncontracting {fraction}"
+    if len(moved) < len(delta_d):
+        label += f", ΔD = 0 on {len(delta_d) - len(moved)}"
+    shares = np.histogram(moved, edges)[0] / max(1, len(delta_d))
+    colour = colour_of(name)
+    ax.stairs(shares, edges, fill=True, color=colour, alpha=0.18)
+    ax.stairs(
+        shares,
+        edges,
+        color=colour,
+        linewidth=1.4,
+        linestyle="-" if side == "criterion" else (0, (3, 1)),
+        label=label,
+    )
+
+
+def _estimate(
+    ax: Axes,
+    value: float,
+    interval: tuple[float, float],
+    place: float,
+    colour: str,
+    *,
+    upright: bool = True,
+) -> None:
+    """A point with its 95 % interval; nothing where the value is undefined."""
+    if math.isnan(value):
+        return
+    point = (place, value) if upright else (value, place)
+    ax.plot(
+        *([each] for each in point), marker="o", markersize=6, color=colour, linestyle="none",
+        zorder=6,
+    )  # fmt: skip
+    if not math.isnan(interval[0]):
+        ends = ([place, place], list(interval))
+        ax.plot(*(ends if upright else ends[::-1]), color=colour, linewidth=1.8, zorder=6)
+
+
+def _folded(name: str) -> str:
+    """A criterion's name in two lines where it is long."""
+    head, _, last = name.rpartition("-")
+    return f"{head}-\n{last}" if len(name) > 12 else name

@@ -1,0 +1,276 @@
+"""Tables for a person at a terminal, as rich renderables.
+
+A rate never stands alone: beside it are its interval, its counts, the base rate with the
+constant guess, and what the paper reports where its pair of criteria is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from . import paper, statistics
+from .question import OWN
+from .rates import BaseRate, RateTable
+from .tables import ProtocolTable
+from .words import DASH, count, number, p_value, title, with_interval
+
+
+def rate_text(table: RateTable, *, per_seed: bool = False) -> RenderableType:
+    """A rate table to read: both criteria, the paired comparison, base rates.
+
+    Parameters
+    ----------
+    table : RateTable
+        Counts by seed.
+    per_seed : bool
+        Add a row a seed.
+
+    Returns
+    -------
+    RenderableType
+        For a rich console.
+    """
+    parts: list[RenderableType] = [
+        Text(f"{title(table.question)} · {table.question.protocol}", style="bold"),
+        _criteria(table),
+        _comparison(table),
+        _base_rates(table),
+        Text(_footer(table)),
+    ]
+    if per_seed:
+        parts.append(_seeds(table))
+    return Group(*parts)
+
+
+def protocol_text(protocols: ProtocolTable) -> RenderableType:
+    """A row a protocol: rates, who is lower, sign test, contracting fractions, base rate.
+
+    Parameters
+    ----------
+    protocols : ProtocolTable
+        At least one protocol.
+
+    Returns
+    -------
+    RenderableType
+        For a rich console.
+    """
+    first = protocols.tables[0]
+    question = first.question
+    grid = _grid(
+        "protocol",
+        "unsafe keep, seed mean\ncriterion / baseline",
+        "seeds\nlower / tied / higher",
+        "sign\ntest p",
+        "contracting, pooled\ncriterion / baseline",
+        "P(ΔD > 0)\noutside",
+        "constant\nguess",
+        "P(ΔD > 0)\ndisagreement",
+        "constant\nguess",
+    )
+    for table in protocols.tables:
+        ours, theirs, paired = table.criterion, table.baseline, table.paired
+        grid.add_row(
+            table.question.protocol,
+            f"{number(ours.unsafe_keep_rate)} / {number(theirs.unsafe_keep_rate)}",
+            f"{paired.lower} / {paired.tied} / {paired.higher}",
+            p_value(paired.sign_test_p),
+            f"{number(ours.contracting_fraction)} / {number(theirs.contracting_fraction)}",
+            *(
+                number(share)
+                for base in (table.outside, table.disagreement)
+                for share in (base.increase_rate, base.constant_guess)
+            ),
+        )
+    if paper.compares_with_paper(question.criterion, question.baseline):
+        grid.add_row(
+            f"the paper ({paper.FIGURE})",
+            f"{paper.PREDICTIVE_UNSAFE_KEEP_RATE.value:.3f} / "
+            f"{paper.RATIO_UNSAFE_KEEP_RATE.value:.3f}",
+            f"{paper.SEEDS_LOWER.value} of {paper.SEEDS.value} lower",
+            "",
+            f"{paper.PREDICTIVE_CONTRACTING_FRACTION.value:.3f} / "
+            f"{paper.RATIO_CONTRACTING_FRACTION.value:.3f}",
+            style="dim",
+        )
+    size = (
+        f"{count(len(first.seeds), 'seed')}, a seed: {first.per_seed('tokens'):.0f} tokens, "
+        f"{first.per_seed('outside'):.1f} outside, {first.per_seed('disagreement'):.1f} in "
+        "disagreement"
+    )
+    refused = [Text(f"{name}: {reason}") for name, reason in protocols.refused.items()]
+    return Group(Text(title(question), style="bold"), Text(size), grid, *refused)
+
+
+def _grid(*headers: str) -> Table:
+    """An unboxed table: the first column to the left, the others to the right, never folded."""
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for at, header in enumerate(headers):
+        grid.add_column(header, justify="right" if at else "left", no_wrap=True)
+    return grid
+
+
+def _criteria(table: RateTable) -> Table:
+    """Both criteria with intervals and counts, and the paper's numbers where they compare."""
+    question = table.question
+    reported = paper.compares_with_paper(question.criterion, question.baseline)
+    grid = _grid(
+        "of the kept disagreement tokens",
+        question.criterion,
+        question.baseline,
+        *([f"paper ({paper.FIGURE})"] if reported else []),
+    )
+
+    def row(label: str, *cells: str, beside: str = "") -> None:
+        grid.add_row(label, *cells, *([beside] if reported else []))
+
+    sides = (table.criterion, table.baseline)
+    row(
+        "unsafe-keep rate, mean over seeds",
+        *(with_interval(side.unsafe_keep_rate, side.unsafe_keep_rate_ci95) for side in sides),
+        beside=f"{paper.PREDICTIVE_UNSAFE_KEEP_RATE.value:.3f} / "
+        f"{paper.RATIO_UNSAFE_KEEP_RATE.value:.3f}",
+    )
+    row("  seeds with a rate", *(f"{side.seeds} of {len(table.seeds)}" for side in sides))
+    row("  unsafe / kept, all seeds", *(f"{side.unsafe} / {side.kept}" for side in sides))
+    row(
+        "contracting fraction, pooled",
+        *(
+            with_interval(side.contracting_fraction, side.contracting_fraction_ci95)
+            for side in sides
+        ),
+        beside=f"{paper.PREDICTIVE_CONTRACTING_FRACTION.value:.3f} / "
+        f"{paper.RATIO_CONTRACTING_FRACTION.value:.3f}",
+    )
+    row("  contracting / kept, all seeds", *(f"{side.contracting} / {side.kept}" for side in sides))
+    if question.protocol != OWN:
+        row(
+            "sign of ΔD foretold, all disagreement tokens",
+            *(number(table.sign_accuracy(side)) for side in ("criterion", "baseline")),
+        )
+        guess = number(table.disagreement.constant_guess)
+        row("  a constant guess", guess, guess)
+    return grid
+
+
+def _comparison(table: RateTable) -> Table:
+    """The paired comparison, a line a fact."""
+    question, paired = table.question, table.paired
+    grid = Table(box=None, show_header=False, pad_edge=False)
+    grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True)
+    lower = f"{paired.lower} / {paired.tied} / {paired.higher} of {paired.seeds} seeds"
+    if paper.compares_with_paper(question.criterion, question.baseline):
+        lower += f" (paper: {paper.SEEDS_LOWER.value} of {paper.SEEDS.value} lower)"
+    grid.add_row("criterion lower / tied / higher", lower)
+    grid.add_row(
+        "criterion − baseline, mean over these",
+        with_interval(paired.difference, paired.difference_ci95, signed=True),
+    )
+    grid.add_row(
+        "two-sided p",
+        f"sign test {p_value(paired.sign_test_p)}, Wilcoxon {p_value(paired.wilcoxon_p)}",
+    )
+    for name, side in ((question.criterion, table.criterion), (question.baseline, table.baseline)):
+        empty = len(table.seeds) - side.seeds
+        if empty:
+            grid.add_row(
+                f"seeds without a rate of {name}",
+                f"{empty} (no disagreement token kept; no part in its mean or in the pairs)",
+            )
+    return grid
+
+
+def _base_rates(table: RateTable) -> Table:
+    """How many tokens there are, and how often ΔD > 0 whatever a criterion says."""
+    reported = paper.compares_with_paper(table.question.criterion, table.question.baseline)
+    grid = _grid(
+        "tokens",
+        "all seeds",
+        "a seed",
+        "P(ΔD > 0)",
+        "constant guess right",
+        *([f"paper ({paper.FIGURE}), a seed"] if reported else []),
+    )
+    tokens = sum(seed.tokens for seed in table.seeds)
+    rows: list[tuple[str, str, int, BaseRate | None, str]] = [
+        ("all", "tokens", tokens, None, ""),
+        (
+            "outside",
+            "outside",
+            table.outside.tokens,
+            table.outside,
+            f"about {paper.OUTSIDE_PER_SEED.value}",
+        ),
+        (
+            "in disagreement",
+            "disagreement",
+            table.disagreement.tokens,
+            table.disagreement,
+            f"{paper.DISAGREEMENT_PER_SEED.value}",
+        ),
+    ]
+    for label, name, total, base, beside in rows:
+        shares = (
+            ("", "")
+            if base is None
+            else (
+                f"{number(base.increase_rate)} ({base.increase} / {base.tokens})",
+                number(base.constant_guess),
+            )
+        )
+        each = table.per_seed(name)
+        grid.add_row(
+            label,
+            str(total),
+            DASH if math.isnan(each) else f"{each:.1f}",
+            *shares,
+            *([beside] if reported else []),
+        )
+    return grid
+
+
+def _footer(table: RateTable) -> str:
+    """How intervals were made and where the paper's numbers stand."""
+    method = (
+        f"Intervals: 95 %, bootstrap over seeds ({statistics.METHOD}, "
+        f"{statistics.RESAMPLES} resamples, random seed {table.bootstrap_seed})."
+    )
+    if paper.compares_with_paper(table.question.criterion, table.question.baseline):
+        method += f" Paper: {paper.PAPER}, predictive / ratio."
+    return method
+
+
+def _seeds(table: RateTable) -> Table:
+    """A row a seed."""
+    question = table.question
+    grid = _grid(
+        "seed",
+        "tokens",
+        "outside",
+        "disagreement",
+        f"unsafe / kept\n{question.criterion}",
+        "rate",
+        f"unsafe / kept\n{question.baseline}",
+        "rate",
+        "difference",
+    )
+    for seed in table.seeds:
+        ours, theirs = seed.criterion, seed.baseline
+        grid.add_row(
+            str(seed.seed),
+            str(seed.tokens),
+            str(seed.outside),
+            str(seed.disagreement),
+            f"{ours.unsafe} / {ours.kept}",
+            number(ours.unsafe_keep_rate),
+            f"{theirs.unsafe} / {theirs.kept}",
+            number(theirs.unsafe_keep_rate),
+            number(ours.unsafe_keep_rate - theirs.unsafe_keep_rate, signed=True),
+        )
+    return grid
