@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from .metadata import FORMAT as FORMAT
     from .metadata import METADATA_KEY as METADATA_KEY
     from .metadata import Metadata as Metadata
+    from .prompts import PROMPT_SCHEMA as PROMPT_SCHEMA
+    from .prompts import Prompt as Prompt
+    from .prompts import read_prompts as read_prompts
+    from .prompts import write_prompts as write_prompts
     from .reader import Dump as Dump
     from .reader import PartFile as PartFile
     from .reader import part_batches as part_batches
@@ -31,11 +35,12 @@ if TYPE_CHECKING:
     from .tokens import batch_tokens as batch_tokens
     from .tokens import scalar_tokens as scalar_tokens
     from .tokens import token_columns as token_columns
+    from .validate import check_dump as check_dump
+    from .values import Finding as Finding
     from .values import check_batch as check_batch
-    from .writer import PROMPT_SCHEMA as PROMPT_SCHEMA
+    from .values import findings as findings
     from .writer import DumpWriter as DumpWriter
     from .writer import part_numbers as part_numbers
-    from .writer import write_prompts as write_prompts
 
 _HOME = {
     "Batch": "batch",
@@ -52,6 +57,10 @@ _HOME = {
     "FORMAT": "metadata",
     "METADATA_KEY": "metadata",
     "Metadata": "metadata",
+    "PROMPT_SCHEMA": "prompts",
+    "Prompt": "prompts",
+    "read_prompts": "prompts",
+    "write_prompts": "prompts",
     "Dump": "reader",
     "PartFile": "reader",
     "part_batches": "reader",
@@ -59,11 +68,12 @@ _HOME = {
     "batch_tokens": "tokens",
     "scalar_tokens": "tokens",
     "token_columns": "tokens",
+    "check_dump": "validate",
+    "Finding": "values",
     "check_batch": "values",
+    "findings": "values",
     "DumpWriter": "writer",
-    "PROMPT_SCHEMA": "writer",
     "part_numbers": "writer",
-    "write_prompts": "writer",
 }
 
 __all__ = sorted(_HOME)

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+# What pyarrow raises for a damaged file, depending on where the damage is.
+DAMAGE: Final = (pa.ArrowException, OSError, ValueError, KeyError, MemoryError)
 
 
 @dataclass(frozen=True)
@@ -23,8 +29,8 @@ class Problem:
     kind : str
         Short name of the rule that is broken, the same for every value that breaks it.
     count : int
-        How many rows of the file break the rule in this column; problems beyond those
-        listed are counted here.
+        1, and as many more as there are rows that break the same rule in the same column of
+        the same file and are not listed one by one.
     """
 
     path: str
@@ -41,7 +47,8 @@ class Problem:
             where += f", row {self.row}"
         if self.column is not None:
             where += f", column `{self.column}`"
-        return " ".join(f"{where}: {self.message}".split())
+        more = f" (and {self.count - 1} more such rows)" if self.count > 1 else ""
+        return " ".join(f"{where}: {self.message}{more}".split())
 
 
 class DumpError(ValueError):

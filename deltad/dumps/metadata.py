@@ -92,7 +92,7 @@ class Metadata:
             value = getattr(self, key)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"`{key}` must be an integer of at least {least}, got {value!r}")
-        if not _is_number(self.temperature) or not self.temperature > 0:
+        if not is_number(self.temperature) or not self.temperature > 0:
             raise ValueError(f"`temperature` must be a positive number, got {self.temperature!r}")
         for key in _OBJECTS:
             if not isinstance(getattr(self, key), Mapping):
@@ -201,14 +201,14 @@ if {item.name for item in dataclasses.fields(Metadata)} != _KNOWN | {"extra"}:
     raise AssertionError("every field of Metadata has its place in the JSON")
 
 
-def _is_number(value: object) -> TypeGuard[float]:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether `value` is a finite number and no bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _check_format(found: object) -> None:
     """Refuse a major format other than ours, by name."""
-    if not _is_number(found) or math.floor(found) != FORMAT:
+    if not is_number(found) or math.floor(found) != FORMAT:
         raise ValueError(
             f"`format` must be {FORMAT}, the only one this version of deltad reads, found {found!r}"
         )
@@ -227,7 +227,7 @@ def _check_stored(stored: Mapping[str, Any]) -> None:
             f"got {stored.get('divergence')!r}"
         )
     threshold = stored.get("threshold")
-    if not _is_number(threshold) or threshold < 0:
+    if not is_number(threshold) or threshold < 0:
         raise ValueError(
             f"the threshold of `stored` must be a number of at least 0, got {threshold!r}"
         )

@@ -13,12 +13,10 @@ import pyarrow.parquet as pq
 
 from .batch import Batch, from_arrow
 from .columns import COLUMNS, OPTIONAL, REQUIRED, VECTORS
-from .errors import DumpError, first_line
+from .errors import DAMAGE, DumpError, first_line
 from .layout import is_skipped, parse_arm, parse_part, parse_seed
 from .metadata import METADATA_KEY, Metadata
 
-# What pyarrow raises for a damaged file, depending on where the damage is.
-_DAMAGE: Final = (pa.ArrowException, OSError, ValueError, KeyError, MemoryError)
 _AGREED: Final = ("top_k", "vocab_size", "temperature")
 
 
@@ -213,7 +211,7 @@ def part_batches(
     for found in stream:
         try:
             batch = from_arrow(found, wanted, str(part.path), first_row)
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise _unreadable(part.path, error) from error
         first_row += len(batch)
         if len(batch):
@@ -229,7 +227,7 @@ def _stream(path: Path, columns: list[str], batch_rows: int) -> Iterator[pa.Reco
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             yield from file.iter_batches(batch_rows, columns=columns, use_threads=False)
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise _unreadable(path, error) from error
 
 
@@ -340,10 +338,7 @@ def _parts(arm: str, seed: int, folder: Path, problems: list[DumpError]) -> Iter
             found[place] = entry
     problems += _gaps(folder, set(found))
     for (rank, number), path in sorted(found.items()):
-        try:
-            yield _footer(path, arm, seed, rank, number)
-        except DumpError as error:
-            problems.append(error)
+        yield from _footer(path, arm, seed, rank, number, problems)
 
 
 def _gaps(folder: Path, found: set[tuple[int, int]]) -> Iterator[DumpError]:
@@ -370,47 +365,58 @@ def _gaps(folder: Path, found: set[tuple[int, int]]) -> Iterator[DumpError]:
             )
 
 
-def _footer(path: Path, arm: str, seed: int, rank: int, number: int) -> PartFile:
-    """What a file's footer tells."""
+def _footer(
+    path: Path, arm: str, seed: int, rank: int, number: int, problems: list[DumpError]
+) -> Iterator[PartFile]:
+    """What a file's footer tells: one PartFile, or problems."""
     try:
         with pq.ParquetFile(path) as file:
             rows = file.metadata.num_rows
             text = (file.metadata.metadata or {}).get(METADATA_KEY)
             schema = file.schema_arrow
-    except _DAMAGE as error:
-        raise _unreadable(path, error) from error
+    except DAMAGE as error:
+        problems.append(_unreadable(path, error))
+        return
     if text is None:
-        raise DumpError(path, "has no metadata under the key `deltad`, so it is not a dump's file")
-    metadata = Metadata.from_json(text, path)
-    columns = _columns(path, schema, metadata)
-    if metadata.rows_seen < rows or (metadata.stored_above is None and metadata.rows_seen != rows):
-        least = "at least" if metadata.stored_above else "the row count,"
-        raise DumpError(
-            path, f"`rows_seen` must be {least} {rows}, found {metadata.rows_seen}", kind="metadata"
+        problems.append(
+            DumpError(path, "has no metadata under the key `deltad`, so it is no file of a dump")
         )
-    return PartFile(path, arm, seed, rank, number, rows, metadata, columns)
+        return
+    try:
+        metadata = Metadata.from_json(text, path)
+    except DumpError as error:
+        problems.append(error)
+        return
+    before = len(problems)
+    columns = _columns(path, schema, metadata, problems)
+    seen = metadata.rows_seen
+    if seen < rows or (metadata.stored_above is None and seen != rows):
+        least = "the number of rows stored," if metadata.stored_above is None else "at least"
+        problems.append(
+            DumpError(path, f"`rows_seen` must be {least} {rows}, found {seen}", kind="metadata")
+        )
+    if len(problems) == before:
+        yield PartFile(path, arm, seed, rank, number, rows, metadata, columns)
 
 
-def _columns(path: Path, schema: pa.Schema, metadata: Metadata) -> tuple[str, ...]:
-    """Names of the contract's columns that a file has, each of its type."""
+def _columns(
+    path: Path, schema: pa.Schema, metadata: Metadata, problems: list[DumpError]
+) -> tuple[str, ...]:
+    """Names of the contract's columns that a file has; wrong ones become problems."""
     present = []
     for name, column in COLUMNS.items():
         places = schema.get_all_field_indices(name)
+        message = None
         if not places:
-            if name in REQUIRED:
-                raise DumpError(path, "is missing", column=name, kind="column")
-            continue
-        if len(places) > 1:
-            raise DumpError(path, f"must be there once, found {len(places)} times", column=name)
-        kind = schema.field(places[0]).type
-        if not column.accepts(kind, metadata.top_k):
-            raise DumpError(
-                path,
-                f"must be {column.expected(metadata.top_k)}, found {kind}",
-                column=name,
-                kind="column",
-            )
-        present.append(name)
+            message = "is missing" if name in REQUIRED else None
+        elif len(places) > 1:
+            message = f"must be there once, found {len(places)} times"
+        elif not column.accepts(kind := schema.field(places[0]).type, metadata.top_k):
+            message = f"must be {column.expected(metadata.top_k)}, found {kind}"
+        else:
+            present.append(name)
+        if message is not None:
+            problems.append(DumpError(path, message, column=name, kind="column"))
     return tuple(present)
 
 

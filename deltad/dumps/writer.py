@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -19,10 +17,11 @@ from numpy.typing import NDArray
 
 from deltad.divergence import DIVERGENCES
 
+from .aside import aside_path, publish, remove_leftovers
 from .batch import Batch, to_arrow
 from .columns import COLUMNS, OPTIONAL, REQUIRED, VECTORS, schema
 from .errors import DumpError
-from .layout import PROMPTS, check_arm, check_seed, parse_part, part_path
+from .layout import check_arm, check_seed, parse_part, part_path
 from .metadata import METADATA_KEY, Metadata
 from .tokens import batch_support
 from .values import check_batch
@@ -32,16 +31,6 @@ ROWS_PER_GROUP: Final = 32_768
 
 ROWS_PER_PART: Final = 1_000_000
 """Rows a file, at most."""
-
-PROMPT_SCHEMA: Final = pa.schema(
-    [
-        pa.field("group", pa.int32(), nullable=False),
-        pa.field("prompt", pa.string(), nullable=False),
-        pa.field("prompt_ids", pa.list_(pa.field("element", pa.int32())), nullable=False),
-        pa.field("answer", pa.string()),
-    ]
-)
-"""Columns of a file of prompts."""
 
 
 class DumpWriter:
@@ -128,9 +117,8 @@ class DumpWriter:
         self._flushing = False
         self._closed = False
         self._run.mkdir(parents=True, exist_ok=True)
-        self._prefix = f"_writing.arm={arm}.seed={self._seed}.part-{rank}-"
-        for leftover in self._run.glob(f"{self._prefix}*.tmp"):
-            leftover.unlink(missing_ok=True)
+        self._aside_name = f"arm={arm}.seed={self._seed}.part-{rank}-"
+        remove_leftovers(self._run, self._aside_name)
         self._part = self._first_part(existing)
 
     def append(
@@ -365,7 +353,7 @@ class DumpWriter:
         """Begin a file aside, if there is none."""
         if self._sink is None:
             layout = self._schema or schema(self._metadata.top_k)
-            self._aside = self._run / f"{self._prefix}{self._part}.{secrets.token_hex(8)}.tmp"
+            self._aside = aside_path(self._run, f"{self._aside_name}{self._part}")
             self._sink = _parquet_writer(self._aside, layout)
             self._part_rows = 0
         return self._sink
@@ -383,7 +371,7 @@ class DumpWriter:
         )
         sink.add_key_value_metadata({METADATA_KEY.decode(): metadata.to_json()})
         sink.close()
-        _publish(aside, target)
+        publish(aside, target)
         self.paths.append(target)
         self._sink = self._aside = None
         self._part_rows = self._dropped = 0
@@ -410,57 +398,6 @@ def part_numbers(run: str | Path, *, arm: str, seed: int, rank: int = 0) -> list
         return []
     places = (parse_part(entry.name) for entry in folder.iterdir())
     return sorted(place[1] for place in places if place is not None and place[0] == rank)
-
-
-def write_prompts(
-    run: str | Path, *, seed: int, rows: Sequence[Mapping[str, Any]], rank: int = 0
-) -> Path:
-    """Write the prompts of one seed beside the rows, replacing what was there.
-
-    Parameters
-    ----------
-    run : str or Path
-        RUN, made if need be.
-    seed : int
-        Independent repetition.
-    rows : sequence of mappings
-        With `group` (int), `prompt` (text), `prompt_ids` (ints) and `answer` (text or None).
-    rank : int
-        Of the process that writes.
-
-    Returns
-    -------
-    Path
-        `RUN/_prompts/seed=<seed>/part-<rank>-0.parquet`.
-
-    Raises
-    ------
-    DumpError
-        A row lacks a key or holds a wrong type.
-    """
-    check_seed(seed)
-    target = Path(run) / PROMPTS / f"seed={seed}" / f"part-{rank}-0.parquet"
-    try:
-        table = pa.Table.from_arrays(
-            [pa.array([row[item.name] for row in rows], item.type) for item in PROMPT_SCHEMA],
-            schema=PROMPT_SCHEMA,
-        )
-        table.validate(full=True)
-    except KeyError as error:
-        raise DumpError(target, f"a row of prompts lacks {error}") from error
-    except (pa.ArrowException, OverflowError) as error:
-        raise DumpError(target, f"prompts cannot be written: {error}") from error
-    Path(run).mkdir(parents=True, exist_ok=True)
-    prefix = f"_writing.prompts.seed={seed}.part-{rank}-0."
-    for leftover in Path(run).glob(f"{prefix}*.tmp"):
-        leftover.unlink(missing_ok=True)
-    aside = Path(run) / f"{prefix}{secrets.token_hex(8)}.tmp"
-    try:
-        pq.write_table(table, aside, compression="zstd", compression_level=1)
-        _publish(aside, target, replace=True)
-    finally:
-        aside.unlink(missing_ok=True)
-    return target
 
 
 def _stored(values: Any, name: str, label: str) -> NDArray[Any]:
@@ -506,27 +443,3 @@ def _parquet_writer(path: Path, layout: pa.Schema) -> pq.ParquetWriter:
         write_statistics=[name for name in layout.names if not COLUMNS[name].is_vector],
         write_page_checksum=True,
     )
-
-
-def _publish(aside: Path, target: Path, *, replace: bool = False) -> None:
-    """Put a complete file into its place, so that a crash of the machine cannot tear it."""
-    if target.exists() and not replace:
-        raise DumpError(target, "exists already: another writer has put it there meanwhile")
-    try:
-        descriptor = os.open(aside, os.O_RDWR)
-    except FileNotFoundError as error:
-        raise DumpError(
-            target, "cannot be completed: another writer of this part removed it meanwhile"
-        ) from error
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    os.replace(aside, target)
-    if os.name == "posix":  # elsewhere folders cannot be opened
-        folder = os.open(target.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
