@@ -1,0 +1,372 @@
+"""Every response token's policy before and after one real optimizer step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, Literal, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from .behavior import ResponseTokens
+from .errors import ProbeError
+from .head import Head
+from .microbatch import MicroBatch, Rows
+from .readout import Readout
+from .unwrap import unwrap_model, unwrap_optimizer
+from .watch import Forward, Watcher
+
+Pre = Literal["auto", "training", "matching"]
+_PRE: Final = ("auto", "training", "matching")
+
+
+class UpdateProbe:
+    """Record what one optimizer step does to the policy at every response token.
+
+    Before each training forward, `expect` says which response tokens are in it. *Pre* is read
+    right after that forward, before backward; *post* right after `optimizer.step()`, from the
+    same inputs with the same random numbers, autocast state, train or eval mode and kernels, so
+    that a step of zero length gives exactly the same numbers. Then the rows go to `record`.
+
+    Parameters
+    ----------
+    model : nn.Module
+        As it is called in training: a causal LM of transformers, bare or within torch.compile
+        or DistributedDataParallel; other modules need `head` and `vocab_size`.
+    optimizer : torch.optim.Optimizer
+        Steps parameters of this model only; accelerate's wrapper is taken off.
+    record : callable
+        Takes the arm and its columns, once for each micro-batch of a step; a `Recorder` or any
+        function.
+    temperature : float
+        Sampling temperature that all log-probs are at.
+    arm : str
+        Name of the update that is being applied; `branch` sets it.
+    pre : {"auto", "training", "matching"}
+        "training" takes *pre* from the training forward itself; "matching" from a no-grad
+        forward right after it, and *post* from the same. "auto" takes the training forward if
+        making it again gives the same bits (tried once, on the first forward), else matching.
+        Compiled models are always matched, in eager mode.
+    scaler : GradScaler, optional
+        What gradients are scaled with; a step that it skips is dropped and counted. False says
+        that there is none under float16 autocast.
+    step : int
+        Number of the first optimizer step.
+    head, vocab_size, scale, softcap
+        Override what the model says of its output head (module, ids, factor and bound of the
+        logits).
+    token_chunk, vocab_chunk : int
+        Size of the largest block of logits that the probe makes.
+
+    Attributes
+    ----------
+    arm : str
+        As above; may be set between steps.
+    step : int
+        Number of the next optimizer step, counted from when the block was entered.
+    dropped_steps, dropped_tokens : int
+        Steps that the scaler skipped, and their response tokens.
+
+    Raises
+    ------
+    ProbeError
+        A model, optimizer or option that is not supported; one sentence says why.
+
+    Notes
+    -----
+    The probe's own forwards run other people's forward hooks again; nothing else of the model,
+    the optimizer or the random number generators is touched.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        record: Callable[[str, Rows], None],
+        *,
+        temperature: float = 1.0,
+        arm: str = "actual",
+        pre: Pre = "auto",
+        scaler: Any = None,
+        step: int = 0,
+        head: nn.Module | None = None,
+        vocab_size: int | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        token_chunk: int = 512,
+        vocab_chunk: int = 4096,
+    ) -> None:
+        if pre not in _PRE:
+            raise ProbeError(f"`pre` must be one of {', '.join(_PRE)}, got {pre!r}")
+        if not temperature > 0:
+            raise ProbeError(f"`temperature` must be positive, got {temperature}")
+        outer, self.model = unwrap_model(model)
+        self.optimizer, found = unwrap_optimizer(optimizer, self.model)
+        self.scaler = found if scaler is None else scaler
+        self.head = Head.of(
+            self.model, head=head, vocab_size=vocab_size, scale=scale, softcap=softcap
+        )
+        self.record = record
+        self.temperature = temperature
+        self.arm = arm
+        self.step = step
+        self.dropped_steps = 0
+        self.dropped_tokens = 0
+        self._reading = {
+            "temperature": temperature,
+            "token_chunk": token_chunk,
+            "vocab_chunk": vocab_chunk,
+        }
+        self._watcher = Watcher(
+            outer, self.model, self.head.module, wanted=self._is_awaited, seen=self._on_forward
+        )
+        if pre == "training" and self._watcher.compiled:
+            raise ProbeError(
+                "`pre` cannot be 'training' for a compiled model: hooks inside it are ignored, "
+                "so its hidden states cannot be seen; leave it at 'auto'"
+            )
+        self._pre: Pre = "matching" if self._watcher.compiled else pre
+        self._verified: bool | None = None
+        self._hidden_dtype: torch.dtype | None = None
+        self._pending: list[MicroBatch] = []
+        self._awaited: MicroBatch | None = None
+        self._handles: list[RemovableHandle] = []
+        self._stepping = False
+        self._steps_seen = 0
+        self._scaler_step: Callable[..., Any] | None = None
+
+    def __enter__(self) -> Self:
+        if self._handles:
+            raise ProbeError("the probe is already in place")
+        self._handles = [
+            self.optimizer.register_step_pre_hook(self._before_step),
+            self.optimizer.register_step_post_hook(self._after_step),
+        ]
+        if self.scaler:
+            self._scaler_step = self.scaler.step
+            self.scaler.step = self._step_of_scaler
+        self._watcher.install()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._watcher.remove()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if self._scaler_step is not None:
+            if self.scaler.__dict__.get("step") == self._step_of_scaler:
+                del self.scaler.step
+            self._scaler_step = None
+        waiting = len(self._pending)
+        awaited = self._awaited is not None
+        self.discard()
+        if kind is None and awaited:
+            raise ProbeError("the training forward of the last `expect` never came")
+        if kind is None and waiting:
+            raise ProbeError(
+                f"{waiting} micro-batches were read and no optimizer.step() followed; call "
+                "`discard()` to drop them on purpose"
+            )
+
+    @property
+    def pending(self) -> tuple[MicroBatch, ...]:
+        """Micro-batches that wait for the step."""
+        return tuple(self._pending)
+
+    @property
+    def readout_metadata(self) -> dict[str, Any]:
+        """How the policy is read: `Metadata.readout` of a dump; complete after a forward."""
+        hidden, weight = self._hidden_dtype, self.head.weight.dtype
+        return {
+            "hidden_dtype": str(hidden).removeprefix("torch."),
+            "head_dtype": str(weight).removeprefix("torch."),
+            "accumulation": "float64" if torch.float64 in (hidden, weight) else "float32",
+            "logits_rounded": False,
+            "forward": self._pre,
+            "verified": self._verified,
+        }
+
+    def expect(self, tokens: ResponseTokens) -> MicroBatch:
+        """Announce the next training forward; call it once before each.
+
+        With gradient accumulation, each micro-batch is announced and run in turn; with a
+        closure (LBFGS), announce once before `optimizer.step(closure)`: the first evaluation is
+        *pre*.
+
+        Parameters
+        ----------
+        tokens : ResponseTokens
+            Aligned with the input_ids of that forward.
+
+        Returns
+        -------
+        MicroBatch
+            Gives the rows so far once the forward is made, and takes the keep mask.
+
+        Raises
+        ------
+        ProbeError
+            Outside the block, within a running step, or before the forward announced last.
+        """
+        if not self._handles:
+            raise ProbeError("`expect` is for use within the probe's block: `with probe:`")
+        if self._stepping:
+            raise ProbeError(
+                "`expect` was called within optimizer.step(): announce the forward before "
+                "step(closure), whose first evaluation is read (after a step that raised, call "
+                "`discard()` first)"
+            )
+        if self._awaited is not None:
+            raise ProbeError(
+                "the forward of the `expect` before never came: the model given to the probe "
+                "was not called (its wrapper, or a torch.compile'd function around it, was?); "
+                "call `discard()` to drop it on purpose"
+            )
+        self._awaited = MicroBatch(tokens)
+        return self._awaited
+
+    def discard(self) -> None:
+        """Drop what waits for a step that will not come."""
+        self._pending = []
+        self._awaited = None
+        self._stepping = False
+
+    def _is_awaited(self) -> bool:
+        """Whether the next forward is one that was announced."""
+        return self._awaited is not None
+
+    def _on_forward(self, forward: Forward) -> None:
+        """Right after a training forward: read *pre*."""
+        batch = self._awaited
+        if batch is None:
+            return
+        if self.scaler is None and any(
+            enabled and dtype == torch.float16 for _, enabled, dtype in forward.call.autocast
+        ):
+            raise ProbeError(
+                "training under float16 autocast skips steps: give the GradScaler as `scaler` "
+                "(or scaler=False if there is none)"
+            )
+        batch.receive(forward, self.head.vocab_size)
+        read = self._read_pre(batch, forward)
+        forward.hidden = None
+        batch.set_pre(read, self.step)
+        self._pending.append(batch)
+        self._awaited = None
+
+    def _read_pre(self, batch: MicroBatch, forward: Forward) -> Readout:
+        """Read *pre* from the training forward, or from a matching one."""
+        if self._verified is None and batch.size:
+            return self._read_first(batch, forward)
+        return self._read(batch, forward, forward.hidden if self._pre == "training" else None)
+
+    def _read_first(self, batch: MicroBatch, forward: Forward) -> Readout:
+        """Decide where *pre* comes from, and hold the readout against the model's own logits."""
+        columns = batch.columns() if forward.from_head and forward.call.can_shorten else None
+        if self._pre != "matching" and forward.hidden is not None:
+            hidden, output = self._watcher.again(forward, grad=forward.call.grad, columns=columns)
+            if _same_bits(batch.select(forward.hidden), batch.select(hidden)):
+                self._pre = "training"
+            elif self._pre == "training":
+                raise ProbeError(
+                    "the training forward made again with the same inputs and weights gives "
+                    "other hidden states, so `pre` from it could not be compared with `post`; "
+                    "use pre='auto'"
+                )
+            else:
+                self._pre = "matching"
+        if self._pre == "matching":
+            hidden, output = self._watcher.again(forward, grad=False, columns=columns)
+        read = batch.read(hidden, self.head, **self._reading)
+        self._hidden_dtype = hidden.dtype
+        logits = _logits(output) if forward.from_head else None
+        if logits is not None:
+            dtypes = {hidden.dtype, logits.dtype, self.head.weight.dtype}
+            dtypes |= {dtype for _, enabled, dtype in forward.call.autocast if enabled}
+            batch.check_logits(
+                logits, columns, self.head, read, temperature=self.temperature, dtypes=dtypes
+            )
+        self._verified = logits is not None
+        return read
+
+    def _read(self, batch: MicroBatch, forward: Forward, hidden: Tensor | None) -> Readout:
+        """Read the rows, by making the forward again where its hidden states are not given."""
+        if not batch.size:
+            hidden = self.head.weight.new_empty(0, self.head.weight.shape[1])
+        elif hidden is None:
+            grad = forward.call.grad and self._pre == "training"
+            hidden, _ = self._watcher.again(forward, grad=grad)
+        return batch.read(hidden, self.head, **self._reading)
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Optimizer hook; makes no forward: that would corrupt sharded models."""
+        self._stepping = True
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Optimizer hook: read *post* and hand the rows over."""
+        self._stepping = False
+        self._steps_seen += 1
+        found = getattr(optimizer, "found_inf", None)  # fused optimizers skip inside the step
+        if found is not None and bool(found):
+            self._drop_skipped()
+            return
+        if self._awaited is not None:
+            raise ProbeError(
+                "optimizer.step() ran before the forward that `expect` announced: the model "
+                "given to the probe was not called (its wrapper, or a torch.compile'd function "
+                "around it, was?)"
+            )
+        pending, self._pending = self._pending, []
+        done = []
+        for batch in pending:
+            if batch.size and batch.forward is not None:
+                done.append(batch.complete(self._read(batch, batch.forward, None)))
+                batch.forward = None
+        self.step += 1
+        for rows in done:
+            self.record(self.arm, rows)
+
+    def _step_of_scaler(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Stand around `scaler.step`: the optimizer's hooks do not fire in a skipped step."""
+        if self._scaler_step is None:
+            raise ProbeError("the probe is no longer in place")
+        before = self._steps_seen
+        result = self._scaler_step(optimizer, *args, **kwargs)
+        ours = optimizer is self.optimizer or getattr(optimizer, "optimizer", 0) is self.optimizer
+        if ours and self._steps_seen == before:
+            self._drop_skipped()
+        return result
+
+    def _drop_skipped(self) -> None:
+        """Drop a step that the scaler skipped."""
+        self.dropped_steps += 1
+        self.dropped_tokens += sum(batch.size for batch in self._pending)
+        self._pending = []
+
+
+def _logits(output: Any) -> Tensor | None:
+    """Logits in what a model returns."""
+    if isinstance(output, dict):
+        output = output.get("logits")
+    elif isinstance(output, tuple):
+        output = next((part for part in output if _is_logits(part)), None)
+    elif not isinstance(output, Tensor):
+        output = getattr(output, "logits", None)
+    return output.detach() if _is_logits(output) else None
+
+
+def _is_logits(value: Any) -> bool:
+    """Whether this can be logits: neither a loss nor a mask."""
+    return isinstance(value, Tensor) and value.ndim in (2, 3) and value.is_floating_point()
+
+
+def _same_bits(first: Tensor, second: Tensor) -> bool:
+    """Equal everywhere, NaN with NaN."""
+    return bool(((first == second) | (first.isnan() & second.isnan())).all())
