@@ -1,0 +1,104 @@
+"""The recipe `tiny`: a Qwen3 of an eighth of a million parameters that learned to add.
+
+It is pre-trained on the fly in well under a minute, so it needs no hub and no download.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from .recipe import Recipe, RecipeError, option
+
+if TYPE_CHECKING:
+    from .rollout import World
+    from .workers import Report
+
+NUMBERS = 64
+"""Token ids 0 to 63 are the numbers 0 to 63; the signs follow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyRecipe(Recipe):
+    """Chained sums on a tiny Qwen3: prompt `a op b op c =`, response `s1 ; s2 EOS`.
+
+    The reward is 1 where the final number is right and EOS follows it. Off-policyness comes
+    from the earlier minibatches of the same rollout batch.
+    """
+
+    name: ClassVar[str] = "tiny"
+    summary: ClassVar[str] = "A tiny Qwen3, pre-trained on the fly on chained sums."
+    default_seeds: ClassVar[int] = 61
+    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "fresh-adamw": {},
+        "warm-adamw": {"warmup_updates": 20},
+        "sgd": {"optimizer": "sgd", "lr": 0.03},
+        "few-outside": {"lr": 3e-5},
+    }
+    variants_help: ClassVar[Mapping[str, str]] = {
+        "fresh-adamw": "the defaults",
+        "warm-adamw": "AdamW comes with the state of 20 updates on other batches",
+        "sgd": "plain SGD without momentum",
+        "few-outside": "1 to 2 % of tokens outside, as in the paper",
+    }
+
+    zero_step_seeds: int = option(
+        3, "The first so many seeds also record the arm zero-step, the noise floor.", minimum=0
+    )
+    operands: int = option(
+        32, "Operands are below this number; 2 to 64.", minimum=2, pretraining=True
+    )
+    hidden_size: int = option(64, "Width of the model.", minimum=8, pretraining=True)
+    intermediate_size: int = option(256, "Width of its MLPs.", minimum=8, pretraining=True)
+    layers: int = option(2, "Layers of the model.", minimum=1, pretraining=True)
+    heads: int = option(
+        4, "Attention heads; half as many key-value heads.", minimum=2, pretraining=True
+    )
+    pretrain_steps: int = option(700, "Steps of pre-training.", minimum=1, pretraining=True)
+    pretrain_batch: int = option(
+        64, "Examples in a pre-training step.", minimum=1, pretraining=True
+    )
+    pretrain_lr: float = option(
+        4e-3, "Peak learning rate of pre-training (AdamW, one cycle).", above=0.0, pretraining=True
+    )
+    pretrain_seed: int = option(0, "Seed of the pre-training.", minimum=0, pretraining=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.operands > NUMBERS:
+            raise RecipeError(f"`operands` must be at most {NUMBERS}, got {self.operands}")
+        if self.heads % 2 or self.hidden_size % (2 * self.heads):
+            raise RecipeError(
+                "`heads` must be even and `hidden_size` a multiple of twice their number, got "
+                f"{self.heads} and {self.hidden_size}"
+            )
+
+    def pretraining_key(self) -> dict[str, Any]:
+        """Fields that the pre-trained weights depend on."""
+        return {
+            entry.name: getattr(self, entry.name)
+            for entry in dataclasses.fields(self)
+            if entry.metadata.get("pretraining")
+        }
+
+    def model_facts(self) -> dict[str, Any]:
+        """Name the model, its tokenizer and the behavior's precision."""
+        return {
+            "model": f"tiny Qwen3, {self.layers} layers of {self.hidden_size}",
+            "tokenizer": f"numbers 0 to {NUMBERS - 1} and signs",
+            "precision": "float32",
+        }
+
+    def prepare(self, report: Report) -> None:
+        """Pre-train, where the cache has no such model."""
+        from .arithmetic import pretrained_folder
+
+        pretrained_folder(self, report)
+
+    def load(self) -> World:
+        """Load model and task."""
+        from .arithmetic import ArithmeticWorld
+
+        return ArithmeticWorld(self)

@@ -1,0 +1,282 @@
+"""Seeds in worker processes: each by itself, whatever the others do.
+
+A worker is a fresh interpreter (spawn) with one thread, so a seed computes the same bits
+whichever worker it lands on. Workers ignore Ctrl-C: the parent hears it, tells them to stop and
+waits until they have thrown away what was half-written.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any, Protocol
+
+Report = Callable[[str, float], None]
+"""Progress of a piece of work: what it is, and the share done in [0, 1]."""
+
+STOP_SECONDS = 20.0
+"""How long a worker may take to throw away its open files before it is killed."""
+
+
+class WorkerError(RuntimeError):
+    """A seed failed or its worker died; what other seeds recorded is kept."""
+
+
+class Job(Protocol):
+    """What the workers do; must pickle."""
+
+    def prepare(self, report: Report) -> None:
+        """Do once, before any seed, what all of them share."""
+
+    def open(self) -> Callable[[int, Report], None]:
+        """Load what a worker needs and return the function that does one seed."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One message about a running job: `seed` is None while the shared work is prepared."""
+
+    seed: int | None
+    text: str
+    fraction: float
+    done: bool = False
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """An exception in a worker, as text."""
+
+    seed: int | None
+    message: str
+    trace: str
+
+
+@dataclass
+class _Worker:
+    """A process, our end of its pipe and the seed that it is at."""
+
+    process: SpawnProcess
+    connection: Connection
+    seed: int | None = None
+
+
+def default_workers() -> int:
+    """As many workers as this process may use cores."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def run(job: Job, seeds: Sequence[int], *, workers: int, watch: Callable[[Progress], None]) -> None:
+    """Do `job` for every seed.
+
+    Parameters
+    ----------
+    job
+        What to do.
+    seeds
+        In the order in which they are begun.
+    workers
+        Processes; 0 does everything in this one, with its threads set to one meanwhile.
+    watch
+        Called in this process with every piece of progress.
+
+    Raises
+    ------
+    WorkerError
+        A seed failed or a worker died. Seeds that were running by then are finished first.
+    KeyboardInterrupt
+        After all workers have stopped.
+    """
+    if workers == 0:
+        with _one_thread():
+            job.prepare(lambda text, fraction: watch(Progress(None, text, fraction)))
+            one_seed = job.open()
+            for seed in seeds:
+                one_seed(seed, _reporter(watch, seed))
+                watch(Progress(seed, "", 1.0, done=True))
+        return
+    pool: list[_Worker] = []
+    try:
+        pool.append(_start(job))
+        _prepare(pool[0], watch)
+        pool.extend(_start(job) for _ in range(min(workers, len(seeds)) - 1))
+        _distribute(pool, deque(seeds), watch)
+    except BaseException:
+        for worker in pool:
+            worker.process.terminate()
+        raise
+    finally:
+        _stop(pool)
+
+
+def _reporter(watch: Callable[[Progress], None], seed: int) -> Report:
+    """Report that speaks for one seed."""
+    return lambda text, fraction: watch(Progress(seed, text, fraction))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Torch on one thread, as in a worker; restored afterwards."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _start(job: Job) -> _Worker:
+    """Start a worker process."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, job), daemon=True)
+    process.start()
+    theirs.close()
+    return _Worker(process, ours)
+
+
+def _prepare(worker: _Worker, watch: Callable[[Progress], None]) -> None:
+    """Let one worker do the shared work, and wait for it."""
+    worker.connection.send("prepare")
+    while True:
+        try:
+            message = worker.connection.recv()
+        except EOFError:
+            raise _death(worker) from None
+        if isinstance(message, _Failure):
+            raise _failed(message)
+        watch(message)
+        if message.done:
+            return
+
+
+def _distribute(
+    pool: list[_Worker], waiting: deque[int], watch: Callable[[Progress], None]
+) -> None:
+    """Hand out seeds until all are done; after a failure only let the running ones finish."""
+    first_error: WorkerError | None = None
+    for worker in pool:
+        _next_seed(worker, waiting)
+    while busy := {worker.connection: worker for worker in pool if worker.seed is not None}:
+        for connection in wait(list(busy)):
+            worker = busy[connection]  # type: ignore[index]
+            try:
+                message = worker.connection.recv()
+            except (EOFError, ConnectionResetError):
+                error = _death(worker)
+                worker.seed = None
+            else:
+                if isinstance(message, Progress):
+                    watch(message)
+                    if message.done:
+                        _next_seed(worker, waiting)
+                    continue
+                error = _failed(message)
+                worker.seed = None
+            first_error = first_error or error
+            waiting.clear()
+    if first_error is not None:
+        raise first_error
+
+
+def _next_seed(worker: _Worker, waiting: deque[int]) -> None:
+    """Send a worker its next seed, if there is one."""
+    worker.seed = waiting.popleft() if waiting else None
+    if worker.seed is not None:
+        # A worker that died meanwhile shows as the end of its pipe.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            worker.connection.send(worker.seed)
+
+
+def _failed(failure: _Failure) -> WorkerError:
+    """Error of an exception in a worker, its trace kept as a note."""
+    where = "" if failure.seed is None else f"seed {failure.seed}: "
+    error = WorkerError(f"{where}{failure.message}")
+    error.add_note(failure.trace)
+    return error
+
+
+def _death(worker: _Worker) -> WorkerError:
+    """Error of a worker that is gone without a word."""
+    worker.process.join(STOP_SECONDS)
+    code = worker.process.exitcode
+    if code is not None and code < 0:
+        with suppress(ValueError):
+            code_text = f"was killed by {signal.Signals(-code).name}"
+            if -code == signal.SIGKILL:
+                code_text += ", as happens where memory runs out (try fewer workers)"
+            return WorkerError(f"the worker at {_at(worker)} {code_text}")
+    return WorkerError(f"the worker at {_at(worker)} ended with exit status {code}")
+
+
+def _at(worker: _Worker) -> str:
+    """What a worker was doing."""
+    return "the shared preparation" if worker.seed is None else f"seed {worker.seed}"
+
+
+def _stop(pool: list[_Worker]) -> None:
+    """End all workers: idle ones hear the end of their pipe; who does not end is killed."""
+    for worker in pool:
+        worker.connection.close()
+    for worker in pool:
+        worker.process.join(STOP_SECONDS)
+        if worker.process.is_alive():
+            worker.process.kill()
+            worker.process.join()
+
+
+def _serve(connection: Connection, job: Job) -> None:
+    """Work of a process: wait for orders, do them, tell how they went."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # SystemExit unwinds the stack, so open files are thrown away on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    one_seed: Callable[[int, Report], None] | None = None
+    seed: int | None = None
+
+    def report(text: str, fraction: float) -> None:
+        connection.send(Progress(seed, text, fraction))
+
+    try:
+        import torch
+
+        torch.set_num_threads(1)
+        while True:
+            order: Any = connection.recv()
+            seed = None if order == "prepare" else int(order)
+            if seed is None:
+                job.prepare(report)
+            else:
+                if one_seed is None:
+                    one_seed = job.open()
+                one_seed(seed, report)
+            connection.send(Progress(seed, "", 1.0, done=True))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the parent is gone or wants no more
+    except Exception as error:
+        with suppress(BrokenPipeError, ConnectionResetError):
+            connection.send(_Failure(seed, _sentence(error), traceback.format_exc()))
+
+
+def _sentence(error: Exception) -> str:
+    """Message of an exception; the kind and the place too where it is not one of ours."""
+    from deltad.dumps import DumpError
+
+    from .recipe import RecipeError
+
+    if isinstance(error, RecipeError | DumpError | OSError):
+        return str(error)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{os.path.basename(last.filename)}:{last.lineno}"
+    return f"{type(error).__name__} at {place}: {error}"
