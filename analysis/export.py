@@ -10,7 +10,8 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from . import statistics
@@ -176,17 +177,17 @@ def to_json(value: Any) -> str:
     return json.dumps(without_nan(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def to_csv(columns: Columns) -> str:
+def to_csv(columns: Columns) -> bytes:
     """CSV text of columns, every digit of a float, an empty field for NaN."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     for row in zip(*columns.values(), strict=True):
         writer.writerow(["" if _is_nan(value) else value for value in row])
-    return text.getvalue()
+    return text.getvalue().encode()
 
 
-def to_markdown(columns: Columns) -> str:
+def to_markdown(columns: Columns) -> bytes:
     """A Markdown table of columns, floats to four digits, a dash for NaN."""
     head = "| " + " | ".join(columns) + " |"
     rule = "|" + "|".join(" --- " for _ in columns) + "|"
@@ -194,7 +195,7 @@ def to_markdown(columns: Columns) -> str:
         "| " + " | ".join(_cell(value) for value in row) + " |"
         for row in zip(*columns.values(), strict=True)
     ]
-    return "\n".join([head, rule, *rows]) + "\n"
+    return ("\n".join([head, rule, *rows]) + "\n").encode()
 
 
 def to_parquet(columns: Columns) -> bytes:
@@ -206,6 +207,12 @@ def to_parquet(columns: Columns) -> bytes:
     sink = io.BytesIO()
     pq.write_table(table, sink, compression="zstd")
     return sink.getvalue()
+
+
+COLUMN_FORMS: Final[Mapping[str, Callable[[Columns], bytes]]] = MappingProxyType(
+    {"csv": to_csv, "markdown": to_markdown, "parquet": to_parquet}
+)
+"""The forms of a file that has columns, by the name that `--format` takes."""
 
 
 def without_nan(value: Any) -> Any:

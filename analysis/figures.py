@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,17 +115,17 @@ def figure4(table: RateTable) -> Figure:
     return figure
 
 
-def save_figure(figure: Figure, path: str | Path, *, form: str | None = None) -> None:
+def save_figure(figure: Figure, path: str | Path | BinaryIO, *, form: str = "") -> None:
     """Write a figure as PNG, PDF or SVG.
 
     Parameters
     ----------
     figure : Figure
         As `figure4` returns it.
-    path : str or Path
+    path : str, Path or binary file
         Where to.
     form : {"png", "pdf", "svg"}, optional
-        By default what the path's ending names.
+        By default what the path's ending names; needed for an open file.
 
     Raises
     ------
@@ -134,7 +134,7 @@ def save_figure(figure: Figure, path: str | Path, *, form: str | None = None) ->
     OSError
         The file cannot be written.
     """
-    form = form or figure_format(path)
+    form = form or figure_format(path if isinstance(path, str | Path) else path.name)
     from matplotlib import rc_context
 
     # Text stays text, and nothing is dated: the same table gives the same file.

@@ -68,10 +68,8 @@ def protocol_text(protocols: ProtocolTable) -> RenderableType:
         "seeds\nlower / tied / higher",
         "sign\ntest p",
         "contracting, pooled\ncriterion / baseline",
-        "P(ΔD > 0)\noutside",
-        "constant\nguess",
-        "P(ΔD > 0)\ndisagreement",
-        "constant\nguess",
+        "P(ΔD > 0)\noutside / disagreement",
+        "a constant\nguess is right",
     )
     for table in protocols.tables:
         ours, theirs, paired = table.criterion, table.baseline, table.paired
@@ -82,9 +80,9 @@ def protocol_text(protocols: ProtocolTable) -> RenderableType:
             p_value(paired.sign_test_p),
             f"{number(ours.contracting_fraction)} / {number(theirs.contracting_fraction)}",
             *(
-                number(share)
-                for base in (table.outside, table.disagreement)
-                for share in (base.increase_rate, base.constant_guess)
+                f"{number(getattr(table.outside, share))} / "
+                f"{number(getattr(table.disagreement, share))}"
+                for share in ("increase_rate", "constant_guess")
             ),
         )
     if paper.compares_with_paper(question.criterion, question.baseline):

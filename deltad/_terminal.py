@@ -1,0 +1,204 @@
+"""What every command does at a terminal: errors, notes, progress bars, files written whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.progress import Progress, TaskID
+
+ENDINGS: Final = {
+    ".txt": "text",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".csv": "csv",
+    ".md": "markdown",
+    ".parquet": "parquet",
+}
+"""The form of output that a file's ending stands for."""
+
+
+class OptionError(ValueError):
+    """A bad option value, or a RUN that does not exist."""
+
+
+def complain(message: str) -> None:
+    """Print one error line, never wrapped, to standard error."""
+    sys.stderr.write(f"error: {one_line(message)}\n")
+
+
+def note(message: str, *, quiet: bool) -> None:
+    """Print one line that is good to know to standard error."""
+    if not quiet:
+        sys.stderr.write(f"note: {one_line(message)}\n")
+
+
+def one_line(text: str) -> str:
+    """The same words with single spaces between them."""
+    return " ".join(text.split())
+
+
+def chosen_form(asked: str, output: Path | None, forms: Collection[str]) -> str:
+    """The form of output asked for, or what the file's ending says, or the first.
+
+    Parameters
+    ----------
+    asked : str
+        Value of `--format`; empty where it was not given.
+    output : Path, optional
+        Value of `-o`.
+    forms : collection of str
+        What the command knows, its default first.
+
+    Returns
+    -------
+    str
+        One of `forms`.
+
+    Raises
+    ------
+    OptionError
+        A form that the command does not know.
+    """
+    ending = ENDINGS.get(output.suffix.lower()) if output is not None else None
+    form = asked or ending or next(iter(forms))
+    if form not in forms:
+        where = "`--format`" if asked else f"the ending of {output}"
+        raise OptionError(f"{where} must be one of {', '.join(forms)}, got {form!r}")
+    return form
+
+
+class Bar:
+    """A progress bar on standard error; does nothing where nobody looks."""
+
+    def __init__(self, progress: Progress | None, task: TaskID | None) -> None:
+        """Wrap a task of a rich progress display, or nothing."""
+        self._progress, self._task = progress, task
+
+    def advance(self, steps: int) -> None:
+        """Go on by some steps."""
+        if self._progress is not None and self._task is not None:
+            self._progress.advance(self._task, steps)
+
+    def at(self, done: int, total: int) -> None:
+        """Stand at `done` of `total`."""
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=done, total=total)
+
+
+@contextlib.contextmanager
+def progress_bar(total: int | None, unit: str, *, quiet: bool) -> Iterator[Bar]:
+    """Show a progress bar while the block runs.
+
+    Parameters
+    ----------
+    total : int, optional
+        Steps in all, where known.
+    unit : str
+        What a step is.
+    quiet : bool
+        Show nothing.
+
+    Yields
+    ------
+    Bar
+        Silent where standard error is no terminal.
+    """
+    if quiet or not sys.stderr.isatty():
+        yield Bar(None, None)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), unit, TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        yield Bar(progress, progress.add_task(unit, total=total))
+
+
+@contextlib.contextmanager
+def sink(output: Path | None, run: Path) -> Iterator[BinaryIO]:
+    """Open what a command writes to: standard output, or a file that appears whole or not at all.
+
+    Parameters
+    ----------
+    output : Path, optional
+        Value of `-o`.
+    run : Path
+        The dump, into which nothing is written.
+
+    Yields
+    ------
+    binary file
+        Open for writing; the file gets its name when the block ends well.
+
+    Raises
+    ------
+    OptionError
+        The file cannot be written, or would lie in the dump.
+    """
+    if output is None:
+        sys.stdout.flush()
+        yield sys.stdout.buffer
+        return
+    target = output.resolve()
+    if target.is_relative_to(run.resolve()):
+        raise OptionError(f"{output} lies in the dump {run}: name a file outside of it")
+    if target.exists() and not target.is_file():  # a device or a pipe has no whole to appear
+        with _writable(output), target.open("wb") as file:
+            yield file
+        return
+    aside = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with _writable(output):
+            file = aside.open("wb")
+        with file:
+            yield file
+        with _writable(output):
+            aside.replace(target)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _writable(output: Path) -> Iterator[None]:
+    """Make an operating system's refusal an error about the option."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OptionError(f"cannot write {output}: {error.strerror or error}") from error
+
+
+def show(renderable: RenderableType, file: BinaryIO, *, coloured: bool) -> None:
+    """Write a rich renderable as UTF-8 text, as wide as it needs to be, so nothing is cut off.
+
+    Parameters
+    ----------
+    renderable : RenderableType
+        A table, say.
+    file : binary file
+        Open for writing.
+    coloured : bool
+        Where a terminal shows it.
+    """
+    import io
+
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    text = io.StringIO()
+    console = Console(
+        file=text, width=10_000, highlight=False, force_terminal=coloured, color_system="auto"
+    )
+    console.width = max(80, Measurement.get(console, console.options, renderable).maximum)
+    console.print(renderable)
+    lines = (line.rstrip() + "\n" for line in text.getvalue().splitlines())
+    file.write("".join(lines).encode())
