@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
+from deltad._recipe_commands import Quiet, RecipeCommands, Resume, Seeds, Workers, record_dump
 from deltad._terminal import (
     OptionError,
     chosen_form,
@@ -94,8 +95,10 @@ def _report(error: Exception) -> int:
     from deltad.analysis import QuestionError
     from deltad.dumps import DumpError
     from deltad.masks import CriterionError
+    from deltad.probes.recipes import RecipeError
 
-    if not isinstance(error, (OptionError, QuestionError, CriterionError, DumpError)):
+    bad_options = (OptionError, QuestionError, CriterionError, RecipeError)
+    if not isinstance(error, (*bad_options, DumpError)):
         raise error
     complain(str(error))
     return BAD_CONTENT if isinstance(error, DumpError) else BAD_OPTION
@@ -152,7 +155,6 @@ Protocol = Annotated[
     ),
 ]
 Output = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write there.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar and no notes.")]
 BootstrapSeed = Annotated[int, typer.Option(min=0, help="Seed of the intervals' random numbers.")]
 
 
@@ -408,3 +410,36 @@ def check(
         _write("text", None, run, text=lambda: _contents(_open(run)))
     if problems:
         raise typer.Exit(BAD_CONTENT)
+
+
+app.add_typer(
+    typer.Typer(cls=RecipeCommands),
+    name="record",
+    help="Record a dump of real updates by a recipe: RUN, then the recipe's fields as options.",
+)
+
+
+@app.command()
+def reproduce(
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="DIR", help="Where everything goes.")
+    ] = Path("deltad-figure4"),
+    seeds: Seeds = None,
+    workers: Workers = None,
+    resume: Resume = False,
+    quiet: Quiet = False,
+) -> None:
+    """Record the recipe tiny, print its table for all protocols and draw Figure 4: minutes.
+
+    DIR gets dump/, table.txt, table.json, figure4.png and figure4.pdf. Without --seeds 61.
+    """
+    from deltad.probes.recipes import TinyRecipe
+
+    run = output / "dump"
+    record_dump(
+        TinyRecipe(), run, seeds=seeds, workers=workers, resume=resume, store="above", quiet=quiet
+    )
+    for file, form in ((None, "text"), (output / "table.txt", ""), (output / "table.json", "")):
+        table(run, file, protocol=ALL_PROTOCOLS, form=form, quiet=True)
+    figure4(run, [output / "figure4.png", output / "figure4.pdf"], quiet=quiet)
+    note(f"the dump, tables and figures are in {output}", quiet=quiet)

@@ -100,6 +100,7 @@ def run(job: Job, seeds: Sequence[int], *, workers: int, watch: Callable[[Progre
     if workers == 0:
         with _one_thread():
             job.prepare(lambda text, fraction: watch(Progress(None, text, fraction)))
+            watch(Progress(None, "", 1.0, done=True))
             one_seed = job.open()
             for seed in seeds:
                 one_seed(seed, _reporter(watch, seed))

@@ -1,0 +1,193 @@
+"""The commands that need recipes: `record`, whose options are a recipe's fields, and its summary.
+
+The recipes are imported when one is asked for; torch only when it runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import typer
+from typer.core import TyperGroup
+
+from deltad._terminal import complain, note
+
+if TYPE_CHECKING:
+    from deltad.probes.recipes import Recipe
+
+RECIPE_NAMES: Final = ("tiny", "smollm2")
+FAILED: Final = 1
+INTERRUPTED: Final = 130
+
+Seeds = Annotated[
+    int | None, typer.Option(min=1, help="Record the seeds from 0 to one below this number.")
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, help="Worker processes.", show_default="as many as cores"),
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Record what is missing in a dump of the same recipe.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar and no notes.")]
+
+
+class RecipeCommands(TyperGroup):
+    """A command a recipe, made from the fields of its dataclass."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Name the recipes."""
+        return list(RECIPE_NAMES)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Make the command of a recipe."""
+        if cmd_name not in RECIPE_NAMES:
+            return None
+        from deltad.probes.recipes import RECIPES
+
+        recipe = RECIPES[cmd_name]
+        single = typer.Typer(add_completion=False)
+        single.command(cmd_name, help=_help(recipe))(_record_command(recipe))
+        return typer.main.get_command(single)
+
+
+def record_dump(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    seeds: int | None,
+    workers: int | None,
+    resume: bool,
+    store: str,
+    quiet: bool,
+) -> None:
+    """Record a dump; an interruption or a failed seed ends the command with a sentence.
+
+    Parameters
+    ----------
+    recipe, folder, seeds, workers, resume, store, quiet
+        See `deltad.probes.recipes.record`.
+
+    Raises
+    ------
+    typer.Exit
+        Interrupted (130) or failed (1), after the sentence was printed.
+    """
+    from deltad.probes.recipes import WorkerError, record
+
+    try:
+        done = record(
+            recipe,
+            folder,
+            seeds=seeds,
+            workers=workers,
+            resume=resume,
+            store=store,
+            quiet=quiet,
+        )
+    except KeyboardInterrupt:
+        complain(f"interrupted; complete seeds are in {folder}: give --resume to go on")
+        raise typer.Exit(INTERRUPTED) from None
+    except WorkerError as error:
+        complain(f"{error}; other seeds are kept in {folder}: give --resume to go on")
+        raise typer.Exit(FAILED) from None
+    note(f"{len(done)} seeds recorded into {folder}", quiet=quiet)
+
+
+def _help(recipe: type[Recipe]) -> str:
+    """Text of a recipe's command."""
+    doc = (inspect.getdoc(recipe) or "").replace("\n\n", "\0").replace("\n", " ")
+    doc = doc.replace("\0", "\n\n")
+    variants = "\n".join(f"- {name}: {text}" for name, text in recipe.variants_help.items())
+    return f"{doc}\n\nVariants:\n\n{variants}"
+
+
+def _record_command(recipe: type[Recipe]) -> Callable[..., None]:
+    """Make a function whose parameters are the options: those of `record`, then the fields."""
+
+    def command(**values: Any) -> None:
+        own = {name: values.pop(name) for name in _own_parameters(recipe)}
+        given = {
+            name: _parsed(recipe, name, value)
+            for name, value in values.items()
+            if value is not None
+        }
+        record_dump(recipe.variant(own.pop("variant"), **given), own.pop("run"), **own)
+
+    parameters = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+        )
+        for name, (annotation, default) in _own_parameters(recipe).items()
+    ]
+    parameters += _field_parameters(recipe)
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return command
+
+
+def _own_parameters(recipe: type[Recipe]) -> dict[str, tuple[Any, Any]]:
+    """Annotation and default of what a record command takes beside the recipe's fields."""
+    run = typer.Argument(metavar="RUN", help="Folder of the dump.", show_default=False)
+    variant = typer.Option(
+        metavar="|".join(recipe.variants), help="Set of fields; single options win over it."
+    )
+    seeds = typer.Option(
+        min=1,
+        help="Record the seeds from 0 to one below this number.",
+        show_default=str(recipe.default_seeds),
+    )
+    store = typer.Option(metavar="above|all", help="Store tokens with D > 0.05, or all.")
+    return {
+        "run": (Annotated[Path, run], inspect.Parameter.empty),
+        "variant": (Annotated[str | None, variant], None),
+        "seeds": (Annotated[int | None, seeds], None),
+        "workers": (Workers, None),
+        "resume": (Resume, False),
+        "store": (Annotated[str, store], "above"),
+        "quiet": (Quiet, False),
+    }
+
+
+def _field_parameters(recipe: type[Recipe]) -> Iterator[inspect.Parameter]:
+    """A parameter a field; None stands for "not given"."""
+    hints = typing.get_type_hints(recipe)
+    for field in dataclasses.fields(recipe):
+        kind, metavar = _kind(hints[field.name])
+        shown = ",".join(field.default) if isinstance(field.default, tuple) else field.default
+        option = typer.Option(
+            metavar=metavar,
+            help=field.metadata["help"],
+            show_default="none" if shown is None else str(shown),
+            rich_help_panel="Recipe",
+        )
+        yield inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[kind | None, option],
+        )
+
+
+def _kind(hint: Any) -> tuple[Any, str | None]:
+    """Type of an option's text, and its metavar."""
+    if typing.get_origin(hint) is Literal:
+        return str, "|".join(typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:
+        return str, "NAME,NAME"
+    if isinstance(hint, types.UnionType):
+        return next(kind for kind in typing.get_args(hint) if kind is not type(None)), None
+    return hint, None
+
+
+def _parsed(recipe: type[Recipe], name: str, value: Any) -> Any:
+    """Value of a field from its option: lists are written with commas."""
+    if typing.get_origin(typing.get_type_hints(recipe)[name]) is tuple:
+        return tuple(part.strip() for part in str(value).split(",") if part.strip())
+    return value

@@ -1,0 +1,235 @@
+"""From a recipe to a dump: which seeds are missing, workers that record them, progress."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from deltad.dumps import METADATA_KEY, DumpError, Metadata, part_numbers
+
+from .recipe import Recipe, RecipeError
+from .workers import Progress, Report, default_workers, run
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+
+STORED: Mapping[str, Mapping[str, Any]] = {
+    "above": {"rule": "above", "divergence": "kl", "threshold": 0.05},
+    "all": {"rule": "all"},
+}
+"""What `store` means in the dump's metadata."""
+
+
+@dataclass(frozen=True)
+class RecordJob:
+    """What a worker process is handed."""
+
+    recipe: Recipe
+    folder: Path
+    stored: Mapping[str, Any]
+
+    def prepare(self, report: Report) -> None:
+        """Do what all seeds share."""
+        self.recipe.prepare(report)
+
+    def open(self) -> Callable[[int, Report], None]:
+        """Load the recipe's model; the function records one seed."""
+        from .chain import Chain
+
+        chain = Chain.load(self.recipe)
+        return lambda seed, report: chain.record(self.folder, seed, self.stored, report)
+
+
+def record(
+    recipe: Recipe,
+    run_folder: str | Path,
+    *,
+    seeds: int | Iterable[int] | None = None,
+    workers: int | None = None,
+    resume: bool = False,
+    store: str = "above",
+    quiet: bool = False,
+) -> list[int]:
+    """Record a recipe's seeds into a dump.
+
+    Parameters
+    ----------
+    recipe
+        What to do.
+    run_folder
+        The dump; made if need be.
+    seeds
+        How many, from 0, or which; by default the recipe's number.
+    workers
+        Processes; by default as many as cores, never more than seeds. 0 works in this process.
+        The files are the same whatever the number.
+    resume
+        Record only the seeds that are not complete, into a dump of the same recipe.
+    store
+        "above" keeps the tokens with D above 0.05 nats (KL), "all" keeps every token and adds
+        decoded tokens and prompts.
+    quiet
+        No progress bar.
+
+    Returns
+    -------
+    list of int
+        The seeds that were recorded now.
+
+    Raises
+    ------
+    RecipeError
+        The folder is not empty and `resume` is not set, or it holds another recipe's dump.
+    WorkerError
+        A seed failed or a worker died; what else was recorded is kept.
+    KeyboardInterrupt
+        Complete seeds are kept and nothing half-written stays.
+    """
+    if store not in STORED:
+        raise RecipeError(f"`store` must be one of {', '.join(STORED)}, got {store!r}")
+    folder, stored = Path(run_folder), STORED[store]
+    wanted = _wanted(recipe, seeds)
+    if workers is not None and workers < 0:
+        raise RecipeError(f"`workers` must be at least 0, got {workers}")
+    if not resume and folder.exists() and any(folder.iterdir()):
+        raise RecipeError(
+            f"{folder} is not empty: resume it, or choose another folder for a new dump"
+        )
+    if resume:
+        _refuse_another_recipe(recipe, stored, folder)
+    missing = [seed for seed in wanted if not is_complete(recipe, folder, seed)]
+    if not missing:
+        return []
+    folder.mkdir(parents=True, exist_ok=True)
+    count = default_workers() if workers is None else workers
+    job = RecordJob(recipe, folder, stored)
+    try:
+        with _progress(recipe.name, missing, quiet=quiet) as watch:
+            run(job, missing, workers=count, watch=watch)
+    finally:
+        _tidy(recipe, folder, missing)
+    return missing
+
+
+def is_complete(recipe: Recipe, folder: Path, seed: int) -> bool:
+    """Whether every arm that the seed should have is there."""
+    return all(part_numbers(folder, arm=arm, seed=seed) for arm in recipe.arms_of(seed))
+
+
+def _wanted(recipe: Recipe, seeds: int | Iterable[int] | None) -> list[int]:
+    """Seeds asked for."""
+    if seeds is None:
+        seeds = recipe.default_seeds
+    found = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if not found or min(found) < 0 or len(set(found)) < len(found):
+        raise RecipeError(f"`seeds` must be at least one distinct number from 0 on, got {seeds}")
+    return found
+
+
+def _refuse_another_recipe(recipe: Recipe, stored: Mapping[str, Any], folder: Path) -> None:
+    """Refuse a dump that was recorded otherwise, naming the first field that differs."""
+    now = recipe.to_json() | {"stored": dict(stored)}
+    for path, metadata in _recorded(folder):
+        before = metadata.extra.get("recipe")
+        if not isinstance(before, dict):
+            raise RecipeError(f"{path} was not recorded by a recipe: choose another folder")
+        then = before | {"stored": dict(metadata.stored)}
+        for field in [*now, *then]:
+            if then.get(field) != now.get(field):
+                raise RecipeError(
+                    f"{folder} was recorded with another recipe: {field} is "
+                    f"{then.get(field)!r} there and {now.get(field)!r} now; choose another "
+                    "folder, or the options of before"
+                )
+
+
+def _recorded(folder: Path) -> Iterator[tuple[Path, Metadata]]:
+    """Metadata of the files of a dump, complete or not."""
+    for path in sorted(folder.glob("arm=*/seed=*/part-*.parquet")):
+        try:
+            found = pq.read_metadata(path).metadata or {}
+        except (pa.ArrowException, OSError) as error:
+            raise DumpError(
+                path, f"cannot be read ({error}): delete it to record it anew"
+            ) from error
+        yield path, Metadata.from_json(found.get(METADATA_KEY, b"{}"), path)
+
+
+def _tidy(recipe: Recipe, folder: Path, seeds: list[int]) -> None:
+    """Remove what killed workers left: files aside, and seeds of which an arm is missing."""
+    for leftover in folder.glob("_writing.*.tmp"):
+        leftover.unlink(missing_ok=True)
+    for seed in seeds:
+        if is_complete(recipe, folder, seed):
+            continue
+        for part in folder.glob(f"arm=*/seed={seed}"):
+            shutil.rmtree(part)
+        shutil.rmtree(folder / "_prompts" / f"seed={seed}", ignore_errors=True)
+    for arm in (*folder.glob("arm=*"), folder / "_prompts"):
+        if arm.is_dir() and not any(arm.iterdir()):
+            arm.rmdir()
+
+
+@contextmanager
+def _progress(name: str, seeds: list[int], *, quiet: bool) -> Iterator[Callable[[Progress], None]]:
+    """Progress bars on standard error: the seeds, and what is being prepared or done."""
+    if quiet:
+        yield lambda message: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[state]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Bars(*columns, console=Console(stderr=True)) as bars:
+        yield _Watcher(bars, name, len(seeds))
+
+
+class _Watcher:
+    """Turns messages into two progress bars, of the preparation and of the seeds."""
+
+    def __init__(self, bars: Bars, name: str, count: int) -> None:
+        self._bars, self._name, self._count, self._done = bars, name, count, 0
+        self._preparing: Any = None
+        self._seeds = bars.add_task(name, total=count, state=f"0/{count} seeds")
+
+    def __call__(self, message: Progress) -> None:
+        """Show a message."""
+        if message.seed is None:
+            self._prepare(message)
+            return
+        self._done += message.done
+        at = "" if message.done else f" · seed {message.seed}: {message.text}"
+        self._bars.update(
+            self._seeds,
+            completed=self._done,
+            state=f"{self._done}/{self._count} seeds{at}",
+        )
+
+    def _prepare(self, message: Progress) -> None:
+        """Show how far the shared preparation is."""
+        if self._preparing is None and not message.done:
+            self._preparing = self._bars.add_task(self._name, total=1.0, state="")
+            self._bars.reset(self._seeds)  # their time begins when the preparation ends
+        if self._preparing is not None:
+            self._bars.update(
+                self._preparing,
+                description=f"{self._name}: {message.text}" if message.text else None,
+                completed=message.fraction,
+                state=f"{message.fraction:.0%}",
+            )
+        if message.done:
+            self._bars.reset(self._seeds)
