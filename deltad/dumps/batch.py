@@ -52,8 +52,8 @@ def from_arrow(found: pa.RecordBatch, names: Iterable[str], path: str, first_row
     """Take the named columns of an Arrow batch, whose types were checked."""
     columns: dict[str, NDArray[Any]] = {}
     nulls: dict[str, NDArray[np.bool_]] = {}
-    missing: dict[str, NDArray[np.bool_]] = {}
-    holes: dict[str, NDArray[np.bool_]] = {}
+    missing: dict[str, NDArray[np.bool_] | None] = {}
+    holes: dict[str, NDArray[np.bool_] | None] = {}
     for name in names:
         array = found.column(found.schema.get_field_index(name))
         column = COLUMNS[name]
@@ -64,16 +64,24 @@ def from_arrow(found: pa.RecordBatch, names: Iterable[str], path: str, first_row
         if valid is not None:
             nulls[name] = ~valid
     vectors = np.ones(found.num_rows, dtype=np.bool_)
-    for absent in missing.values():
-        vectors &= ~absent
-    for name, absent in missing.items():
+    absent_anywhere = [absent for absent in missing.values() if absent is not None]
+    if absent_anywhere:
+        vectors = ~np.logical_or.reduce(absent_anywhere)
+    for name, hole in holes.items():
         # NULL beside vectors that are there, or one NULL in a vector where it would be read.
-        hole = holes[name]
-        if hole.size and name != "topk_ids" and "topk_ids" in columns:
-            hole = hole & (columns["topk_ids"] >= 0)
-        bad = absent & ~_all(missing.values())
-        if hole.size:
-            bad = bad | (hole.any(axis=1) & ~absent)
+        bad = np.zeros(found.num_rows, dtype=np.bool_)
+        absent = missing[name]
+        if absent is not None and not all(
+            other is not None and np.array_equal(absent, other) for other in missing.values()
+        ):
+            everywhere = np.logical_and.reduce(
+                [np.zeros_like(absent) if other is None else other for other in missing.values()]
+            )
+            bad |= absent & ~everywhere
+        if hole is not None:
+            if name != "topk_ids" and "topk_ids" in columns:
+                hole &= columns["topk_ids"] >= 0
+            bad |= hole.any(axis=1) if absent is None else hole.any(axis=1) & ~absent
         if bad.any():
             nulls[name] = bad
     return Batch(path, first_row, columns, vectors, nulls)
@@ -96,11 +104,6 @@ def to_arrow(
             array = _to_array(values, column)
         arrays.append(array)
     return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def _all(masks: Iterable[NDArray[np.bool_]]) -> NDArray[np.bool_]:
-    """Where all masks are True."""
-    return np.asarray(np.logical_and.reduce(list(masks)), dtype=np.bool_)
 
 
 def _to_array(values: NDArray[Any], column: Column) -> pa.Array:
@@ -161,23 +164,24 @@ def _texts(array: pa.Array) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
     return values, valid
 
 
-def _vectors(array: pa.Array) -> tuple[NDArray[Any], NDArray[np.bool_], NDArray[np.bool_]]:
-    """K values a row; which rows are NULL; which values are (no array of them if none)."""
+def _vectors(
+    array: pa.Array,
+) -> tuple[NDArray[Any], NDArray[np.bool_] | None, NDArray[np.bool_] | None]:
+    """K values a row; which rows are NULL, if any; which values are, if any."""
     size, length = array.type.list_size, len(array)
     # `flatten` would leave out NULL rows and import pyarrow.compute.
     child = array.values.slice(array.offset * size, length * size)
     values, valid = _scalars(child)
     values = values.reshape(length, size)
-    holes = np.zeros((0, size), dtype=np.bool_)
-    if valid is not None:
-        holes = ~valid.reshape(length, size)
+    holes = None if valid is None else ~valid.reshape(length, size)
     row_valid = _valid(array)
+    if row_valid is None and holes is None:
+        return values, None, None
+    values = values.copy()
+    absent = np.nan if values.dtype.kind == "f" else -1
+    if holes is not None:
+        values[holes] = absent
     if row_valid is None:
-        absent = np.zeros(length, dtype=np.bool_)
-    else:
-        absent = ~row_valid
-        values = values.copy()
-        values[absent] = np.nan if values.dtype.kind == "f" else -1
-    if holes.size and values.dtype.kind != "f":
-        values = np.where(holes, -1, values).astype(values.dtype)
-    return values, absent, holes
+        return values, None, holes
+    values[~row_valid] = absent
+    return values, ~row_valid, holes

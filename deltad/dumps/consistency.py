@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from reprlib import repr as brief
 from typing import Any, Final
 
 import numpy as np
@@ -65,7 +66,9 @@ def applied(part: PartFile) -> Applied | None:
     update, arm = part.metadata.update, part.arm
     mask = update.get("mask")
     if (arm in CRITERIA or arm == NONE.name) and mask != arm:
-        raise ValueError(f"`update.mask` must be {arm!r}, as the arm's name says, found {mask!r}")
+        raise ValueError(
+            f"`update.mask` must be {arm!r}, as the arm's name says, found {brief(mask)}"
+        )
     if not isinstance(mask, str) or mask not in CRITERIA:
         return None
     criterion = CRITERIA[mask]
@@ -80,7 +83,7 @@ def applied(part: PartFile) -> Applied | None:
     if not is_number(threshold) or threshold < 0:
         raise ValueError(
             "`update.threshold` must be a number of at least 0 where a mask was applied, "
-            f"found {threshold!r}"
+            f"found {brief(threshold)}"
         )
     divergence = str(update.get("divergence"))
     criterion.check_family(divergence)

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Any, Final, TypeGuard
 
 from deltad import __version__
@@ -22,6 +23,7 @@ FORMAT: Final = 1
 METADATA_KEY: Final = b"deltad"
 """Key of the metadata in a Parquet footer."""
 
+_INT32: Final = 2**31 - 1  # ids are int32, and so is a list's length
 _NEEDED: Final = ("format", "top_k", "vocab_size", "temperature", "stored", "rows_seen")
 _OBJECTS: Final = ("behavior", "readout", "update", "stored", "versions")
 _TEXTS: Final = ("deltad", "model", "tokenizer", "created")
@@ -88,18 +90,28 @@ class Metadata:
 
     def __post_init__(self) -> None:
         _check_format(self.format)
-        for key, least in (("top_k", 1), ("vocab_size", 1), ("rows_seen", 0)):
+        for key, least, most in (
+            ("top_k", 1, _INT32),
+            ("vocab_size", 1, _INT32),
+            ("rows_seen", 0, 2**63 - 1),
+        ):
             value = getattr(self, key)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"`{key}` must be an integer of at least {least}, got {value!r}")
+                raise ValueError(
+                    f"`{key}` must be an integer of at least {least}, got {brief(value)}"
+                )
+            if value > most:
+                raise ValueError(f"`{key}` must be at most {most}, got {brief(value)}")
         if not is_number(self.temperature) or not self.temperature > 0:
-            raise ValueError(f"`temperature` must be a positive number, got {self.temperature!r}")
+            raise ValueError(
+                f"`temperature` must be a positive number, got {brief(self.temperature)}"
+            )
         for key in _OBJECTS:
             if not isinstance(getattr(self, key), Mapping):
-                raise ValueError(f"`{key}` must be an object, got {getattr(self, key)!r}")
+                raise ValueError(f"`{key}` must be an object, got {brief(getattr(self, key))}")
         for key in _TEXTS:
             if not isinstance(getattr(self, key), str):
-                raise ValueError(f"`{key}` must be a string, got {getattr(self, key)!r}")
+                raise ValueError(f"`{key}` must be a string, got {brief(getattr(self, key))}")
         _check_stored(self.stored)
         if clash := sorted(self.extra.keys() & _KNOWN):
             raise ValueError(f"`extra` must hold unknown keys only, got {', '.join(clash)}")
@@ -203,14 +215,20 @@ if {item.name for item in dataclasses.fields(Metadata)} != _KNOWN | {"extra"}:
 
 def is_number(value: object) -> TypeGuard[float]:
     """Whether `value` is a finite number and no bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond all floats
+        return False
 
 
 def _check_format(found: object) -> None:
     """Refuse a major format other than ours, by name."""
     if not is_number(found) or math.floor(found) != FORMAT:
         raise ValueError(
-            f"`format` must be {FORMAT}, the only one this version of deltad reads, found {found!r}"
+            f"`format` must be {FORMAT}, the only one this version of deltad reads, "
+            f"found {brief(found)}"
         )
 
 
@@ -220,23 +238,23 @@ def _check_stored(stored: Mapping[str, Any]) -> None:
     if rule == "all":
         return
     if rule != "above":
-        raise ValueError(f"the rule of `stored` must be 'all' or 'above', got {rule!r}")
-    if stored.get("divergence") not in DIVERGENCES:
+        raise ValueError(f"the rule of `stored` must be 'all' or 'above', got {brief(rule)}")
+    if stored.get("divergence") not in tuple(DIVERGENCES):  # it may be unhashable
         raise ValueError(
             f"the divergence of `stored` must be one of {', '.join(DIVERGENCES)}, "
-            f"got {stored.get('divergence')!r}"
+            f"got {brief(stored.get('divergence'))}"
         )
     threshold = stored.get("threshold")
     if not is_number(threshold) or threshold < 0:
         raise ValueError(
-            f"the threshold of `stored` must be a number of at least 0, got {threshold!r}"
+            f"the threshold of `stored` must be a number of at least 0, got {brief(threshold)}"
         )
 
 
 def _plain(value: object) -> object:
-    """Turn mappings and NumPy scalars into what JSON knows."""
+    """Turn mappings, NumPy scalars and arrays into what JSON knows."""
     if isinstance(value, Mapping):
         return dict(value)
-    if hasattr(value, "item"):
-        return value.item()
+    if hasattr(value, "tolist"):
+        return value.tolist()
     raise TypeError(f"{type(value).__name__} has no JSON")

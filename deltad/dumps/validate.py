@@ -6,6 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from reprlib import repr as brief
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,7 +139,7 @@ def _check_part(part: PartFile, report: _Report, batch_rows: int) -> Rows | None
         report.add(DumpError(path, str(error), kind="metadata"))
     support = part.metadata.behavior.get("support", "union")
     if support not in SUPPORTS:
-        message = f"`behavior.support` must be one of {', '.join(SUPPORTS)}, found {support!r}"
+        message = f"`behavior.support` must be one of {', '.join(SUPPORTS)}, found {brief(support)}"
         report.add(DumpError(path, message, kind="metadata"))
     keys = [np.zeros((0, 4), dtype=np.int32)]
     try:
