@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 from collections.abc import Mapping
@@ -369,7 +370,12 @@ class DumpWriter:
             rows_seen=self._part_rows + self._dropped,
             created=self._metadata.created or datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        sink.add_key_value_metadata({METADATA_KEY.decode(): metadata.to_json()})
+        text = metadata.to_json()
+        # Arrow's copy of the schema carries the metadata too, for whoever looks for it there.
+        arrow = sink.schema.with_metadata({METADATA_KEY: text}).serialize().to_pybytes()
+        sink.add_key_value_metadata(
+            {METADATA_KEY.decode(): text, "ARROW:schema": base64.b64encode(arrow).decode()}
+        )
         sink.close()
         publish(aside, target)
         self.paths.append(target)
@@ -442,4 +448,5 @@ def _parquet_writer(path: Path, layout: pa.Schema) -> pq.ParquetWriter:
         column_encoding={leaf[name]: "BYTE_STREAM_SPLIT" for name in numbers},
         write_statistics=[name for name in layout.names if not COLUMNS[name].is_vector],
         write_page_checksum=True,
+        store_schema=False,  # stored at the end, with the metadata
     )
