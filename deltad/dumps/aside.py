@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from pathlib import Path
@@ -41,7 +42,13 @@ def publish(aside: Path, target: Path, *, replace: bool = False) -> None:
     finally:
         os.close(descriptor)
     target.parent.mkdir(parents=True, exist_ok=True)
-    os.replace(aside, target)
+    try:
+        os.replace(aside, target)
+    except BaseException:
+        with contextlib.suppress(OSError):  # not empty: others have files there
+            target.parent.rmdir()  # an empty folder reads as a missing file
+            target.parent.parent.rmdir()
+        raise
     if os.name == "posix":  # elsewhere folders cannot be opened
         folder = os.open(target.parent, os.O_RDONLY)
         try:

@@ -111,15 +111,12 @@ def make_dump(
     empty = set(empty_seeds)
     for arm in arms:
         for seed in seeds:
+            entropy = [rng_seed, seed % 2**32]
             count = 0 if seed in empty else rows
-            columns = _tokens(
-                np.random.default_rng([rng_seed, seed]), count, top_k, vocab_size, drift
-            )
-            rng = np.random.default_rng([rng_seed, seed, zlib.crc32(arm.encode())])
+            columns = _tokens(np.random.default_rng(entropy), count, top_k, vocab_size, drift)
+            rng = np.random.default_rng([*entropy, zlib.crc32(arm.encode())])
             _step(columns, rng, zero=arm == "zero-step")
-            stored_vectors = (
-                np.random.default_rng([rng_seed, seed, 1]).random(count) >= null_vectors
-            )
+            stored_vectors = np.random.default_rng([*entropy, 1]).random(count) >= null_vectors
             _finish(columns, arm, padding, vocab_size, threshold, divergence)
             if change is not None:
                 change(arm, seed, columns)
@@ -127,7 +124,7 @@ def make_dump(
             if stored is not None:
                 above = _support_tokens(columns, vocab_size).divergence(stored[0]) > stored[1]
             order = rng.permutation(count) if shuffle else np.arange(count)
-            home = np.random.default_rng([rng_seed, seed, 2]).integers(0, ranks * parts, count)
+            home = np.random.default_rng([*entropy, 2]).integers(0, ranks * parts, count)
             for file in range(ranks * parts):
                 mine = order[home[order] == file]
                 kept = mine[above[mine]]
@@ -190,13 +187,15 @@ def write_table(
     metadata: Mapping[str, Any] | str | bytes | None,
     *,
     row_group_size: int = 11,
+    **options: Any,
 ) -> None:
     """Write a table with the given metadata; text goes into the footer as it is."""
     kept = {}
     if metadata is not None:
         text = metadata if isinstance(metadata, str | bytes) else json.dumps(metadata)
         kept = {b"deltad": text}
-    pq.write_table(table.replace_schema_metadata(kept), file, row_group_size=max(1, row_group_size))
+    options = {"row_group_size": max(1, row_group_size), **options}
+    pq.write_table(table.replace_schema_metadata(kept), file, **options)
 
 
 def part_files(run: Path) -> list[Path]:
@@ -210,10 +209,10 @@ def read_metadata(file: Path) -> dict[str, Any]:
     return found
 
 
-def edit(file: Path, change: Callable[[pa.Table], pa.Table]) -> None:
-    """Rewrite a part with another table and the same metadata."""
+def edit(file: Path, change: Callable[[pa.Table], pa.Table], **options: Any) -> None:
+    """Rewrite a part with another table and the same metadata; options are pyarrow's."""
     table = change(pq.ParquetFile(file).read())
-    write_table(file, table, read_metadata(file))
+    write_table(file, table, read_metadata(file), **options)
 
 
 def edit_metadata(file: Path, *, drop: Iterable[str] = (), **changes: Any) -> None:
