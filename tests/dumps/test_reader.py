@@ -161,19 +161,18 @@ def relax(table: pa.Table) -> pa.Table:
 
 
 def test_nullability_field_names_order_and_other_columns_are_free(run: Path) -> None:
-    before = list(Dump.open(run).batches("none", 0))
+    before = read_all(run)
     for file in part_files(run):
         edit(file, relax, use_compliant_nested_type=False)
     schema = pq.read_schema(part_files(run)[0])
     assert all(field.nullable for field in schema)
     assert schema.field("topk_ids").type.value_field.name == "anything"
-    after = list(Dump.open(run).batches("none", 0))
-    assert len(before) == len(after) > 1
-    for left, right in zip(before, after, strict=True):
-        assert left.columns.keys() == right.columns.keys()
-        for name in COLUMNS:
-            np.testing.assert_array_equal(left[name], right[name])
-        check_batch(right, Dump.open(run).metadata("none"))
+    after = read_all(run)
+    for name in COLUMNS:
+        np.testing.assert_array_equal(
+            np.concatenate([batch[name] for batch in before]),
+            np.concatenate([batch[name] for batch in after]),
+        )
 
 
 def test_names_that_dataset_readers_skip_are_skipped(run: Path) -> None:
