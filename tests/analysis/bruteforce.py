@@ -57,7 +57,9 @@ def read_rows(run: Path, arm: str) -> tuple[dict[int, list[Row]], dict[int, int]
 
 def support(row: Row, when: str, n: int) -> Pair:
     """S = listed ids and the sampled one, and the tails."""
-    log_mu, log_pi, k = [], [], -1
+    log_mu: list[float] = []
+    log_pi: list[float] = []
+    k = -1
     for slot, token in enumerate(row["topk_ids"]):
         if token == -1:
             continue
@@ -81,9 +83,7 @@ def divergence(p: Pair, family: str) -> float:
     if family == "tv":
         gaps = [abs(m - q) for m, q in zip(p.mu, p.pi, strict=True)]
         return 0.5 * math.fsum([*gaps, abs(p.mu_t - p.pi_t)])
-    terms = [
-        m * (lm - lq) for m, lm, lq in zip(p.mu, p.log_mu, p.log_pi, strict=True) if m > 0
-    ]
+    terms = [m * (lm - lq) for m, lm, lq in zip(p.mu, p.log_mu, p.log_pi, strict=True) if m > 0]
     if p.mu_t > 0:
         terms.append(p.mu_t * math.log(p.mu_t / max(p.pi_t, 1e-12)))
     return math.fsum(terms)
@@ -106,9 +106,7 @@ def direction(p: Pair, family: str, tail: str, collision: float | None) -> float
     signs = [(m > q) - (m < q) for m, q in zip(p.mu, p.pi, strict=True)]
     s_t = (p.mu_t > p.pi_t) - (p.mu_t < p.pi_t)
     signed = math.fsum([*(s * q for s, q in zip(signs, p.pi, strict=True)), s_t * p.pi_t])
-    signed_squares = math.fsum(
-        [*(s * q * q for s, q in zip(signs, p.pi, strict=True)), s_t * c_t]
-    )
+    signed_squares = math.fsum([*(s * q * q for s, q in zip(signs, p.pi, strict=True)), s_t * c_t])
     q_k = p.pi[p.k]
     return -0.5 * (signs[p.k] * q_k - signed_squares - (q_k - squares - c_t) * signed)
 
@@ -271,4 +269,4 @@ def _sign_test(lower: int, higher: int) -> float | None:
     if not n:
         return None
     extreme = sum(math.comb(n, i) for i in range(min(lower, higher) + 1))
-    return min(1.0, 2 * extreme / 2**n)
+    return min(1.0, extreme / float(2 ** (n - 1)))

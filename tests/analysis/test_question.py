@@ -50,7 +50,7 @@ def test_a_predictive_criterion_judges_its_own_family_alone(side: str) -> None:
 
 
 def test_an_unknown_criterion_or_divergence_is_named_with_the_known_ones() -> None:
-    with pytest.raises(CriterionError, match="no criterion 'ratios'.*clip-higher"):
+    with pytest.raises(CriterionError, match=r"no criterion 'ratios'.*clip-higher"):
         Question(baseline="ratios")
     with pytest.raises(QuestionError, match="kl, tv, got 'js'"):
         Question(divergence="js")
@@ -80,7 +80,7 @@ def test_without_a_default_the_arms_are_listed(tmp_path: Path, arms: tuple[str, 
 
 def test_shared_names_an_arm_that_exists(tmp_path: Path) -> None:
     dump = small(tmp_path)
-    with pytest.raises(QuestionError, match="no arm 'all'.*none, predictive-kl-aggregated, ratio"):
+    with pytest.raises(QuestionError, match=r"no arm 'all'.*none, predictive-kl-aggregated, ratio"):
         Question(protocol="shared:all").resolve(dump)
 
 
@@ -136,9 +136,9 @@ def test_own_does_not_compare_what_a_criterion_does_not_depend_on(tmp_path: Path
     ).resolve(dump)
     assert resolved.arms == ("binary-kl", "none")
     with pytest.raises(QuestionError, match="binary-kl"):
-        Question(
-            threshold=0.3, criterion="binary-kl", baseline="none", protocol="own"
-        ).resolve(dump)
+        Question(threshold=0.3, criterion="binary-kl", baseline="none", protocol="own").resolve(
+            dump
+        )
 
 
 def test_own_names_the_seed_that_an_arm_lacks(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_own_names_the_seed_that_an_arm_lacks(tmp_path: Path) -> None:
         path.unlink()
     (dump.path / "arm=ratio" / "seed=7").rmdir()
     lacking = Dump.open(dump.path)
-    with pytest.raises(QuestionError, match="arm ratio .*lacks seed 7"):
+    with pytest.raises(QuestionError, match=r"arm ratio .*lacks seed 7"):
         Question(protocol="own").resolve(lacking)
     Question().resolve(lacking)
 

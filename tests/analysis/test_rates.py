@@ -167,9 +167,9 @@ def test_own_takes_each_criterion_from_its_own_arm(rich_run: Path) -> None:
 
 
 def test_a_zero_step_is_neither_unsafe_nor_contracting(rich_run: Path) -> None:
-    found = compare(
-        rich_run, "predictive-tv-uniform", "ratio", "tv", 0.1, "shared:zero-step"
-    )["summary"]
+    found = compare(rich_run, "predictive-tv-uniform", "ratio", "tv", 0.1, "shared:zero-step")[
+        "summary"
+    ]
     for side in ("criterion", "baseline"):
         assert found[side]["unsafe_keep_rate"] == 0
         assert found[side]["contracting_fraction"] == 0
@@ -182,7 +182,12 @@ def test_a_zero_step_is_neither_unsafe_nor_contracting(rich_run: Path) -> None:
 def test_a_dump_stored_above_a_threshold_gives_the_counts_of_the_whole(
     tmp_path: Path, family: str
 ) -> None:
-    options = {"rows": 120, "drift": 1.5, "seeds": (0, 1, 2), "arms": ("none", "ratio")}
+    options: dict[str, Any] = {
+        "rows": 120,
+        "drift": 1.5,
+        "seeds": (0, 1, 2),
+        "arms": ("none", "ratio"),
+    }
     whole = make_dump(tmp_path / "whole", divergence=family, **options)
     above = make_dump(tmp_path / "above", divergence=family, stored=(family, 0.05), **options)
     for threshold in ("0.05", "0.15"):
@@ -197,7 +202,7 @@ def test_files_with_rounded_logits_are_judged_by_their_own_tolerance(tmp_path: P
     # One file of the seed has mass up to 1.04 on the support, and says that it was rounded.
     run = make_dump(tmp_path / "run", arms=("none",), seeds=(0,), rows=80, ranks=1, parts=1)
     columns = one_token(log_mu=[math.log(0.7), math.log(0.34)], log_pi=[math.log(0.5)] * 2)
-    metadata = {"top_k": 4, "vocab_size": 24, "readout": {"logits_rounded": True}}
+    metadata: dict[str, Any] = {"top_k": 4, "vocab_size": 24, "readout": {"logits_rounded": True}}
     put(run / "arm=none" / "seed=0" / "part-1-0.parquet", columns, **metadata)
     assert compare(run, "ratio", "none", "kl", 0.1, "shared:none")["seeds"][0]["tokens"] == 81
 

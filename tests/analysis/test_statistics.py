@@ -43,7 +43,9 @@ def test_the_papers_headline_is_suggestive_and_not_settled() -> None:
 def test_wilcoxon_agrees_with_all_signings_of_five_differences() -> None:
     differences = [0.1, -0.2, 0.3, 0.4, 0.5]
     ranks = range(1, 6)
-    observed = abs(sum(rank if d > 0 else -rank for rank, d in zip(ranks, differences, strict=True)))
+    observed = abs(
+        sum(rank if d > 0 else -rank for rank, d in zip(ranks, differences, strict=True))
+    )
     sums = [
         abs(sum(rank if signs >> at & 1 else -rank for at, rank in enumerate(ranks)))
         for signs in range(32)
@@ -65,9 +67,7 @@ def test_paired_counts_partition_the_paired_seeds(ours: list[float], theirs: lis
     pair = compare_paired(ours[:size], theirs[:size])
     assert pair.lower + pair.tied + pair.higher == pair.seeds
     both = [
-        a - b
-        for a, b in zip(ours, theirs, strict=False)
-        if not (math.isnan(a) or math.isnan(b))
+        a - b for a, b in zip(ours, theirs, strict=False) if not (math.isnan(a) or math.isnan(b))
     ]
     assert pair.seeds == len(both)
     assert math.isnan(pair.difference) == (not both)
