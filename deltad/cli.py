@@ -53,11 +53,14 @@ class Commands(TyperGroup):
         try:
             super().invoke(ctx)
             sys.stdout.flush()
-        except BrokenPipeError:
-            # The reader has seen enough; nothing may be written at shutdown either.
+        except OSError as error:
+            # What standard output still holds must not be tried again at shutdown.
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(CLOSED_PIPE) from None
+            if isinstance(error, BrokenPipeError):  # the reader has seen enough
+                raise typer.Exit(CLOSED_PIPE) from None
+            complain(str(error))
+            raise typer.Exit(BAD_OPTION) from None
         except (KeyboardInterrupt, typer.Abort):
             complain("interrupted")
             raise typer.Exit(INTERRUPTED) from None
