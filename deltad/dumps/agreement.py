@@ -137,6 +137,8 @@ def arm_findings(
                         here = place[batch.first_row : batch.first_row + len(batch)]
                         for name in wanted:
                             column = known.setdefault(name, _Known(tokens, batch[name]))
+                            if batch[name].shape[1:] != column.values.shape[1:]:
+                                continue  # another K, reported when the footers were read
                             used = None
                             if COLUMNS[name].is_vector and name != "topk_ids":
                                 used = batch["topk_ids"] >= 0
