@@ -122,9 +122,8 @@ def progress_bar(total: int | None, unit: str, *, quiet: bool) -> Iterator[Bar]:
         yield Bar(progress, progress.add_task(unit, total=total))
 
 
-@contextlib.contextmanager
-def sink(output: Path | None, run: Path) -> Iterator[BinaryIO]:
-    """Open what a command writes to: standard output, or a file that appears whole or not at all.
+def check_output(output: Path | None, run: Path) -> None:
+    """Refuse a file that cannot be written, before any work is done for it.
 
     Parameters
     ----------
@@ -132,6 +131,31 @@ def sink(output: Path | None, run: Path) -> Iterator[BinaryIO]:
         Value of `-o`.
     run : Path
         The dump, into which nothing is written.
+
+    Raises
+    ------
+    OptionError
+        The file would lie in the dump or in no folder, or it is a folder itself.
+    """
+    if output is None:
+        return
+    target = output.resolve()
+    if target.is_relative_to(run.resolve()):
+        raise OptionError(f"{output} lies in the dump {run}: name a file outside of it")
+    if target.is_dir():
+        raise OptionError(f"cannot write {output}: it is a folder")
+    if not target.parent.is_dir():
+        raise OptionError(f"cannot write {output}: there is no folder {target.parent}")
+
+
+@contextlib.contextmanager
+def sink(output: Path | None) -> Iterator[BinaryIO]:
+    """Open what a command writes to: standard output, or a file that appears whole or not at all.
+
+    Parameters
+    ----------
+    output : Path, optional
+        Value of `-o`, checked.
 
     Yields
     ------
@@ -141,15 +165,13 @@ def sink(output: Path | None, run: Path) -> Iterator[BinaryIO]:
     Raises
     ------
     OptionError
-        The file cannot be written, or would lie in the dump.
+        The file cannot be written.
     """
     if output is None:
         sys.stdout.flush()
         yield sys.stdout.buffer
         return
     target = output.resolve()
-    if target.is_relative_to(run.resolve()):
-        raise OptionError(f"{output} lies in the dump {run}: name a file outside of it")
     if target.exists() and not target.is_file():  # a device or a pipe has no whole to appear
         with _writable(output), target.open("wb") as file:
             yield file

@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 from deltad._recipe_commands import Quiet, RecipeCommands, Resume, Seeds, Workers, record_dump
 from deltad._terminal import (
     OptionError,
+    check_output,
     chosen_form,
     complain,
     note,
@@ -217,8 +218,8 @@ def _note_vectors(rates: RateTable, quiet: bool) -> None:
     """Say how many rows have an unknown D."""
     if rates.without_vectors:
         note(
-            f"{rates.without_vectors} rows have no top-K vectors: they count as tokens and are "
-            "never outside",
+            "rows without top-K vectors count as tokens and are never outside; there are "
+            f"{rates.without_vectors}",
             quiet=quiet,
         )
 
@@ -226,7 +227,6 @@ def _note_vectors(rates: RateTable, quiet: bool) -> None:
 def _write(
     form: str,
     output: Path | None,
-    run: Path,
     *,
     text: Callable[[], RenderableType] | None = None,
     json_object: Callable[[], Any] | None = None,
@@ -235,7 +235,7 @@ def _write(
     """Write one result in the form asked for, from the one of the three that it is made of."""
     from deltad.analysis import export
 
-    with sink(output, run) as file:
+    with sink(output) as file:
         if form == "text" and text is not None:
             show(text(), file, coloured=output is None and sys.stdout.isatty())
         elif form == "json" and json_object is not None:
@@ -282,6 +282,7 @@ def tokens(
     those of the baseline's.
     """
     form = chosen_form(form, output, TOKEN_FORMATS)
+    check_output(output, run)
     if form == "parquet" and output is None and sys.stdout.isatty():
         raise OptionError("Parquet is not for a terminal: name a file by -o")
     question = _question(threshold, divergence, criterion, baseline, protocol)
@@ -291,7 +292,7 @@ def tokens(
     listed = TokenTable(
         dump, question, seeds=seed or (), outside=outside, disagreement=disagreement
     )
-    with sink(output, run) as file, progress_bar(listed.rows, "rows", quiet=quiet) as bar:
+    with sink(output) as file, progress_bar(listed.rows, "rows", quiet=quiet) as bar:
         listed.write(file, form, progress=bar.advance)
 
 
@@ -321,6 +322,7 @@ def table(
     CSV, Markdown and Parquet have a row a seed, or a row a protocol with `--protocol all`.
     """
     form = chosen_form(form, output, FORMATS)
+    check_output(output, run)
     every = protocol == ALL_PROTOCOLS
     question = _question(threshold, divergence, criterion, baseline, "" if every else protocol)
     dump = _open(run)
@@ -337,7 +339,6 @@ def table(
         _write(
             form,
             output,
-            run,
             text=lambda: analysis.protocol_text(protocols),
             json_object=protocols.to_json_object,
             columns=lambda: export.protocol_columns(protocols),
@@ -347,7 +348,6 @@ def table(
     _write(
         form,
         output,
-        run,
         text=lambda: analysis.rate_text(rates, per_seed=seeds),
         json_object=rates.to_json_object,
         columns=lambda: export.rate_columns(rates),
@@ -380,10 +380,12 @@ def figure4(
     from deltad.analysis.figures import figure_format
 
     forms = [figure_format(path) for path in output]
+    for path in output:
+        check_output(path, run)
     rates = _rates(_open(run), question, bootstrap_seed, quiet)
     figure = analysis.figure4(rates)
     for path, form in zip(output, forms, strict=True):
-        with sink(path, run) as file:
+        with sink(path) as file:
             analysis.save_figure(figure, file, form=form)
 
 
@@ -404,13 +406,13 @@ def check(
             raise OptionError(f"{run} does not exist") from error
     if form == "json":
         found = {"format": 1, "ok": not problems, "problems": [vars(each) for each in problems]}
-        _write("json", None, run, json_object=lambda: found)
+        _write("json", None, json_object=lambda: found)
     elif problems:
         for problem in problems:
             more = f" (and in {problem.count - 1} more rows)" if problem.count > 1 else ""
             complain(f"{problem}{more}")
     else:
-        _write("text", None, run, text=lambda: _contents(_open(run)))
+        _write("text", None, text=lambda: _contents(_open(run)))
     if problems:
         raise typer.Exit(BAD_CONTENT)
 

@@ -180,7 +180,10 @@ def test_rows_without_vectors_are_told_unless_quiet(run: Path) -> None:
         for path in part_files(run)
         if "arm=none" in str(path)
     )
-    assert result.stderr.startswith(f"note: {count} rows have no top-K vectors")
+    assert result.stderr == (
+        "note: rows without top-K vectors count as tokens and are never outside; "
+        f"there are {count}\n"
+    )
     assert deltad("table", run, "--format", "json", "--quiet").stderr == ""
 
 
@@ -404,6 +407,8 @@ def test_a_bad_option_exits_2_with_one_line(run: Path, options: list[str], words
         ("tokens", "{run}", "--seed", "9"),
         ("tokens", "{run}", "--format", "markdown"),
         ("tokens", "{run}", "-o", "{run}/tokens.csv"),
+        ("table", "{run}", "-o", "{run}"),
+        ("table", "{run}", "-o", "."),
         ("figure4", "{run}"),
         ("figure4", "{run}", "-o", "figure.jpg"),
         ("check", "{run}", "--format", "csv"),
