@@ -30,7 +30,9 @@ Seeds = Annotated[
 ]
 Workers = Annotated[
     int | None,
-    typer.Option(min=1, help="Worker processes.", show_default="as many as cores"),
+    typer.Option(
+        min=0, help="Worker processes; 0 works in this one.", show_default="as many as cores"
+    ),
 ]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Record what is missing in a dump of the same recipe.")

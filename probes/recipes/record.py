@@ -37,12 +37,14 @@ class RecordJob:
 
     def prepare(self, report: Report) -> None:
         """Do what all seeds share."""
+        _use_one_thread()
         self.recipe.prepare(report)
 
     def open(self) -> Callable[[int, Report], None]:
         """Load the recipe's model; the function records one seed."""
         from .chain import Chain
 
+        _use_one_thread()
         chain = Chain.load(self.recipe)
         return lambda seed, report: chain.record(self.folder, seed, self.stored, report)
 
@@ -111,7 +113,7 @@ def record(
     count = default_workers() if workers is None else workers
     job = RecordJob(recipe, folder, stored)
     try:
-        with _progress(recipe.name, missing, quiet=quiet) as watch:
+        with _progress(recipe.name, missing, quiet=quiet) as watch, _threads_put_back(count == 0):
             run(job, missing, workers=count, watch=watch)
     finally:
         _tidy(recipe, folder, missing)
@@ -160,6 +162,28 @@ def _recorded(folder: Path) -> Iterator[tuple[Path, Metadata]]:
                 path, f"cannot be read ({error}): delete it to record it anew"
             ) from error
         yield path, Metadata.from_json(found.get(METADATA_KEY, b"{}"), path)
+
+
+def _use_one_thread() -> None:
+    """One thread for torch: a seed then computes the same bits wherever it runs."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@contextmanager
+def _threads_put_back(here: bool) -> Iterator[None]:
+    """Put torch's number of threads back, where the work is done in this process."""
+    if not here:
+        yield
+        return
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _tidy(recipe: Recipe, folder: Path, seeds: list[int]) -> None:

@@ -1,8 +1,7 @@
 """Seeds in worker processes: each by itself, whatever the others do.
 
-A worker is a fresh interpreter (spawn) with one thread, so a seed computes the same bits
-whichever worker it lands on. Workers ignore Ctrl-C: the parent hears it, tells them to stop and
-waits until they have thrown away what was half-written.
+A worker is a fresh interpreter (spawn). Workers ignore Ctrl-C: the parent hears it, tells them to
+stop and waits until they have thrown away what was half-written.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ import signal
 import sys
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -86,7 +85,7 @@ def run(job: Job, seeds: Sequence[int], *, workers: int, watch: Callable[[Progre
     seeds
         In the order in which they are begun.
     workers
-        Processes; 0 does everything in this one, with its threads set to one meanwhile.
+        Processes; 0 does everything in this one.
     watch
         Called in this process with every piece of progress.
 
@@ -98,13 +97,12 @@ def run(job: Job, seeds: Sequence[int], *, workers: int, watch: Callable[[Progre
         After all workers have stopped.
     """
     if workers == 0:
-        with _one_thread():
-            job.prepare(lambda text, fraction: watch(Progress(None, text, fraction)))
-            watch(Progress(None, "", 1.0, done=True))
-            one_seed = job.open()
-            for seed in seeds:
-                one_seed(seed, _reporter(watch, seed))
-                watch(Progress(seed, "", 1.0, done=True))
+        job.prepare(lambda text, fraction: watch(Progress(None, text, fraction)))
+        watch(Progress(None, "", 1.0, done=True))
+        one_seed = job.open()
+        for seed in seeds:
+            one_seed(seed, _reporter(watch, seed))
+            watch(Progress(seed, "", 1.0, done=True))
         return
     pool: list[_Worker] = []
     try:
@@ -123,19 +121,6 @@ def run(job: Job, seeds: Sequence[int], *, workers: int, watch: Callable[[Progre
 def _reporter(watch: Callable[[Progress], None], seed: int) -> Report:
     """Report that speaks for one seed."""
     return lambda text, fraction: watch(Progress(seed, text, fraction))
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Torch on one thread, as in a worker; restored afterwards."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _start(job: Job) -> _Worker:
@@ -250,9 +235,6 @@ def _serve(connection: Connection, job: Job) -> None:
         connection.send(Progress(seed, text, fraction))
 
     try:
-        import torch
-
-        torch.set_num_threads(1)
         while True:
             order: Any = connection.recv()
             seed = None if order == "prepare" else int(order)
