@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from .microbatch import Rows as Rows
     from .probe import UpdateProbe as UpdateProbe
     from .readout import Readout as Readout
-    from .readout import readout as readout
     from .recorder import Recorder as Recorder
 
 _HOME = {
@@ -38,7 +37,6 @@ _HOME = {
     "UpdateProbe": "probe",
     "ZERO_STEP": "arms",
     "branch": "arms",
-    "readout": "readout",
 }
 
 __all__ = sorted(_HOME)

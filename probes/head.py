@@ -74,6 +74,11 @@ class Head:
                 f"{type(model).__name__} names no output head by get_output_embeddings(): give "
                 "the module that makes the logits as `head`"
             )
+        if hasattr(head, "base_layer"):
+            raise ProbeError(
+                "the head carries an adapter, so its weight is not what makes the logits: leave "
+                "the head out of the adapter's target modules"
+            )
         config = _text_config(model)
         if vocab_size is None:
             vocab_size = getattr(config, "vocab_size", None)

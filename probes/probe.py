@@ -129,6 +129,8 @@ class UpdateProbe:
             )
         self._pre: Pre = "matching" if self._watcher.compiled else pre
         self._verified: bool | None = None
+        self._unproved = True
+        self._exact: bool | None = None
         self._hidden_dtype: torch.dtype | None = None
         self._pending: list[MicroBatch] = []
         self._awaited: MicroBatch | None = None
@@ -182,7 +184,16 @@ class UpdateProbe:
 
     @property
     def readout_metadata(self) -> dict[str, Any]:
-        """How the policy is read: `Metadata.readout` of a dump; complete after a forward."""
+        """How the policy is read: `Metadata.readout` of a dump; complete after a forward.
+
+        Returns
+        -------
+        dict
+            `hidden_dtype`, `head_dtype` and `accumulation` name dtypes; `logits_rounded` is
+            False; `forward` is "training" or "matching"; `verified` says whether the readout was
+            held against the model's own logits (there are none where the loss is fused);
+            `exact` whether the same forward made twice gave the same bits.
+        """
         hidden, weight = self._hidden_dtype, self.head.weight.dtype
         return {
             "hidden_dtype": str(hidden).removeprefix("torch."),
@@ -191,6 +202,7 @@ class UpdateProbe:
             "logits_rounded": False,
             "forward": self._pre,
             "verified": self._verified,
+            "exact": self._exact,
         }
 
     def expect(self, tokens: ResponseTokens) -> MicroBatch:
@@ -226,8 +238,8 @@ class UpdateProbe:
         if self._awaited is not None:
             raise ProbeError(
                 "the forward of the `expect` before never came: the model given to the probe "
-                "was not called (its wrapper, or a torch.compile'd function around it, was?); "
-                "call `discard()` to drop it on purpose"
+                "was not called (its wrapper, its `forward`, or a torch.compile'd function around "
+                "it, was?); call `discard()` to drop it on purpose"
             )
         self._awaited = MicroBatch(tokens)
         return self._awaited
@@ -263,47 +275,61 @@ class UpdateProbe:
 
     def _read_pre(self, batch: MicroBatch, forward: Forward) -> Readout:
         """Read *pre* from the training forward, or from a matching one."""
-        if self._verified is None and batch.size:
+        if not batch.size:
+            return self._read_nothing(batch)
+        if self._verified is None:
             return self._read_first(batch, forward)
-        return self._read(batch, forward, forward.hidden if self._pre == "training" else None)
+        if self._pre == "training" and forward.hidden is not None:
+            return batch.read(forward.hidden, self.head, **self._reading)
+        return self._read_again(batch, forward)[1]
 
     def _read_first(self, batch: MicroBatch, forward: Forward) -> Readout:
-        """Decide where *pre* comes from, and hold the readout against the model's own logits."""
-        columns = batch.columns() if forward.from_head and forward.call.can_shorten else None
-        if self._pre != "matching" and forward.hidden is not None:
-            hidden, output = self._watcher.again(forward, grad=forward.call.grad, columns=columns)
-            if _same_bits(batch.select(forward.hidden), batch.select(hidden)):
-                self._pre = "training"
-            elif self._pre == "training":
+        """Decide where *pre* comes from: prove that a forward made again gives the same bits."""
+        trained = forward.hidden
+        if self._pre != "matching" and trained is not None:
+            asked, self._pre = self._pre, "training"
+            hidden, read = self._read_again(batch, forward, verify=True)
+            if _same_bits(batch.select(trained), batch.select(hidden)):
+                self._exact = True
+                return read
+            if asked == "training":
                 raise ProbeError(
                     "the training forward made again with the same inputs and weights gives "
                     "other hidden states, so `pre` from it could not be compared with `post`; "
                     "use pre='auto'"
                 )
-            else:
-                self._pre = "matching"
-        if self._pre == "matching":
-            hidden, output = self._watcher.again(forward, grad=False, columns=columns)
-        read = batch.read(hidden, self.head, **self._reading)
-        self._hidden_dtype = hidden.dtype
-        logits = _logits(output) if forward.from_head else None
-        if logits is not None:
-            dtypes = {hidden.dtype, logits.dtype, self.head.weight.dtype}
-            dtypes |= {dtype for _, enabled, dtype in forward.call.autocast if enabled}
-            batch.check_logits(
-                logits, columns, self.head, read, temperature=self.temperature, dtypes=dtypes
-            )
-        self._verified = logits is not None
+        self._pre = "matching"
+        hidden, read = self._read_again(batch, forward, verify=True)
+        once_more = self._watcher.again(forward, grad=False).hidden
+        self._exact = _same_bits(batch.select(hidden), batch.select(once_more))
         return read
 
-    def _read(self, batch: MicroBatch, forward: Forward, hidden: Tensor | None) -> Readout:
-        """Read the rows, by making the forward again where its hidden states are not given."""
-        if not batch.size:
-            hidden = self.head.weight.new_empty(0, self.head.weight.shape[1])
-        elif hidden is None:
-            grad = forward.call.grad and self._pre == "training"
-            hidden, _ = self._watcher.again(forward, grad=grad)
-        return batch.read(hidden, self.head, **self._reading)
+    def _read_again(
+        self, batch: MicroBatch, forward: Forward, *, verify: bool = False
+    ) -> tuple[Tensor, Readout]:
+        """Make a forward again and read it; with `verify` hold it against the model's logits."""
+        columns = batch.columns() if verify and forward.shortens else None
+        grad = forward.call.grad and self._pre == "training"
+        again = self._watcher.again(forward, grad=grad, columns=columns)
+        hidden = again.hidden
+        read = batch.read(hidden, self.head, **self._reading)
+        self._hidden_dtype = hidden.dtype
+        if verify:
+            own = self._watcher.own_logits
+            logits = _logits(again.output) if forward.from_head else own(forward)
+            if logits is not None:
+                dtypes = again.dtypes | {hidden.dtype, logits.dtype, self.head.weight.dtype}
+                dtypes |= {dtype for _, enabled, dtype in forward.call.autocast if enabled}
+                batch.check_logits(
+                    logits, columns, self.head, read, temperature=self.temperature, dtypes=dtypes
+                )
+            self._verified = logits is not None
+        return hidden, read
+
+    def _read_nothing(self, batch: MicroBatch) -> Readout:
+        """Read a micro-batch without response tokens."""
+        weight = self.head.weight
+        return batch.read(weight.new_empty(0, weight.shape[1]), self.head, **self._reading)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Optimizer hook; makes no forward: that would corrupt sharded models."""
@@ -320,14 +346,17 @@ class UpdateProbe:
         if self._awaited is not None:
             raise ProbeError(
                 "optimizer.step() ran before the forward that `expect` announced: the model "
-                "given to the probe was not called (its wrapper, or a torch.compile'd function "
-                "around it, was?)"
+                "given to the probe was not called (its wrapper, its `forward`, or a "
+                "torch.compile'd function around it, was?)"
             )
         pending, self._pending = self._pending, []
         done = []
         for batch in pending:
             if batch.size and batch.forward is not None:
-                done.append(batch.complete(self._read(batch, batch.forward, None)))
+                # Once after a step too: what an adapter on the head adds may begin at zero.
+                _, read = self._read_again(batch, batch.forward, verify=self._unproved)
+                self._unproved = False
+                done.append(batch.complete(read))
                 batch.forward = None
         self.step += 1
         for rows in done:

@@ -48,7 +48,7 @@ def unwrap_model(model: nn.Module) -> tuple[nn.Module, nn.Module]:
     while True:
         _refuse(model)
         if is_optimized_module(model):
-            outer = outer or model
+            outer = model if outer is None else outer
             model = model._orig_mod  # type: ignore[assignment]
         elif type(model).__name__ == "DistributedDataParallel":
             model = model.module  # type: ignore[assignment]
@@ -64,7 +64,7 @@ def unwrap_model(model: nn.Module) -> tuple[nn.Module, nn.Module]:
             )
         if parameter.is_meta:
             raise ProbeError(f"parameter {name} is on the meta device and has no values")
-    return outer or model, model
+    return (model if outer is None else outer), model
 
 
 def unwrap_optimizer(optimizer: Any, model: nn.Module) -> tuple[Optimizer, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from .replay import (
     is_compiled,
     is_optimized_module,
 )
+
+_PLAIN_INPUTS = ("input_ids", "attention_mask", "position_ids")
 
 
 @dataclass
@@ -46,6 +49,30 @@ class Forward:
     from_head: bool
     hidden: Tensor | None
     buffers: dict[int, Tensor] | None
+
+    @property
+    def shortens(self) -> bool:
+        """Whether the model can be made to give the logits of some positions only."""
+        return self.from_head and self.call.can_shorten
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a forward made again gave.
+
+    Attributes
+    ----------
+    hidden : Tensor
+        Hidden states, without graph.
+    output : Any
+        What the call returned.
+    dtypes : set of torch.dtype
+        Of the logits as they left the head, before a wrapper turned them into another.
+    """
+
+    hidden: Tensor
+    output: Any
+    dtypes: set[torch.dtype]
 
 
 @dataclass
@@ -138,9 +165,7 @@ class Watcher:
             self._compiled_call = None
         self._trace = None
 
-    def again(
-        self, forward: Forward, *, grad: bool, columns: Tensor | None = None
-    ) -> tuple[Tensor, Any]:
+    def again(self, forward: Forward, *, grad: bool, columns: Tensor | None = None) -> Replayed:
         """Make a forward again with the weights as they are now.
 
         Parameters
@@ -155,13 +180,17 @@ class Watcher:
 
         Returns
         -------
-        hidden : Tensor
-            Of the shape of the training forward's, without graph.
-        output : Any
-            What the call returned.
+        Replayed
+            Hidden states of the shape of the training forward's.
+
+        Raises
+        ------
+        ProbeError
+            The head was not called exactly once.
         """
         call, inputs = forward.call, list[Tensor]()
-        shorten = forward.from_head and call.can_shorten
+        dtypes: set[torch.dtype] = set()
+        shorten = forward.shortens
 
         def look(
             module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -177,19 +206,46 @@ class Watcher:
             few = hidden.index_select(axis, wanted.to(hidden.device))
             return ((few, *args[1:]), kwargs) if args else ((few,), {})
 
-        handle = self._head.register_forward_pre_hook(look, with_kwargs=True)
+        def note(module: nn.Module, args: tuple[Any, ...], logits: Any) -> None:
+            if isinstance(logits, Tensor):
+                dtypes.add(logits.dtype)
+
+        handles = (
+            self._head.register_forward_pre_hook(look, with_kwargs=True),
+            self._head.register_forward_hook(note),
+        )
         try:
             with self._pause():
                 output = call.again(grad=grad, without_labels=shorten, buffers=forward.buffers)
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
         if not forward.from_head:
-            return _body_output(output), output
+            return Replayed(_body_output(output), output, dtypes)
         if len(inputs) != 1:
             raise ProbeError(
                 f"the head was called {len(inputs)} times in one forward, expected once"
             )
-        return inputs[0], output
+        return Replayed(inputs[0], output, dtypes)
+
+    def own_logits(self, forward: Forward) -> Tensor | None:
+        """Logits of the whole model where only its body was called; None if it gives none."""
+        if forward.from_head or "forward" in vars(self.model):
+            return None  # a forward that was replaced may not give logits any more
+        given = {name: forward.call.argument(name) for name in _PLAIN_INPUTS}
+        call = Call.capture(
+            self.model, (), {name: value for name, value in given.items() if value is not None}, {}
+        )
+        call = dataclasses.replace(
+            call,
+            random=forward.call.random,
+            autocast=forward.call.autocast,
+            attention=forward.call.attention,
+        )
+        with self._pause():
+            output = call.again(grad=False, without_labels=False, buffers=forward.buffers)
+        logits = getattr(output, "logits", None)
+        return logits.detach() if isinstance(logits, Tensor) else None
 
     @contextmanager
     def _pause(self) -> Iterator[None]:
