@@ -156,11 +156,14 @@ def _scalars(array: pa.Array) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
 
 
 def _texts(array: pa.Array) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
-    """Strings as objects."""
-    valid = _valid(array)
+    """Strings as objects; NULL may be a row's, or a value's that rows point to."""
     found = array.to_pylist()
     values = np.empty(len(found), dtype=object)
-    values[:] = found if valid is None else ["" if text is None else text for text in found]
+    values[:] = found
+    if None not in found:
+        return values, None
+    valid = np.asarray([text is not None for text in found], dtype=np.bool_)
+    values[~valid] = ""
     return values, valid
 
 

@@ -48,7 +48,7 @@ class Problem:
         if self.column is not None:
             where += f", column `{self.column}`"
         more = f" (and {self.count - 1} more such rows)" if self.count > 1 else ""
-        return " ".join(f"{where}: {self.message}{more}".split())
+        return _one_line(f"{where}: {self.message}{more}")
 
 
 class DumpError(ValueError):
@@ -75,6 +75,15 @@ class DumpError(ValueError):
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle by what the constructor takes, so that worker processes can raise it."""
         return _rebuild, (self.problem,)
+
+
+def _one_line(text: str) -> str:
+    """Text that any terminal prints on one line, whatever a file or a folder is named."""
+    words = " ".join(text.split())
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode("ascii")
+        for each in words
+    )
 
 
 def _rebuild(problem: Problem) -> DumpError:

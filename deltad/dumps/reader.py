@@ -192,7 +192,8 @@ class Dump:
         DumpError
             No such arm or seed, a file that lacks a wanted column, or one that is damaged.
         ValueError
-            `columns` names one that the contract does not know.
+            `columns` names none, or one that the contract does not know; `batch_rows` is not
+            positive.
         """
         names = None if columns is None else tuple(dict.fromkeys(columns))
         for part in self.files(arm, seed):
@@ -204,6 +205,8 @@ def part_batches(
 ) -> Iterator[Batch]:
     """Read the rows of one file; parameters, yields and raises as `Dump.batches`."""
     wanted = _wanted(part, columns)
+    if batch_rows < 1:
+        raise ValueError(f"`batch_rows` must be at least 1, got {batch_rows}")
     if not part.rows:
         return
     first_row = 0
@@ -236,6 +239,8 @@ def _wanted(part: PartFile, columns: Iterable[str] | None) -> list[str]:
     if columns is None:
         return list(part.columns)
     asked = set(columns)
+    if not asked:
+        raise ValueError("`columns` must name at least one column")
     if unknown := sorted(asked - set(COLUMNS)):
         raise ValueError(f"a dump has no column {unknown[0]!r}")
     if asked & set(VECTORS):

@@ -58,7 +58,8 @@ class DumpWriter:
         Rows a row group and rows a file, at most.
     discard_on_error : bool
         After an exception in the block, discard the file that is being written instead of
-        completing it with the rows of all `append` calls that returned.
+        completing it with the rows of all `append` calls that returned. A file in the middle of
+        a row group is discarded in any case.
     existing : {"refuse", "replace", "append"}
         What to do where this rank's files exist: refuse, remove them, or number on.
 
@@ -417,6 +418,10 @@ def _stored(values: Any, name: str, label: str) -> NDArray[Any]:
     if column.is_text:
         if found.dtype.kind not in "OU" or not all(isinstance(text, str) for text in found.flat):
             raise DumpError(label, f"must hold strings, got {found.dtype}", column=name)
+        try:
+            "".join(found.flat).encode()
+        except UnicodeEncodeError as error:  # half a surrogate pair
+            raise DumpError(label, f"must be UTF-8 ({error})", column=name) from error
         return found.astype(object)
     if dtype.kind == "i" and found.dtype.kind in "iu":
         limits = np.iinfo(dtype)

@@ -335,6 +335,7 @@ def test_other_types_are_refused(
         ),
         (lambda rows: rows | {"step": rows["step"].astype(np.int64) + 2**31}, "must fit int32"),
         (lambda rows: rows | {"token": np.asarray([None] * 60, object)}, "must hold strings"),
+        (lambda rows: rows | {"token": np.asarray(["\udcff"] * 60, object)}, "must be UTF-8"),
         (lambda rows: rows | {"pre_logprob": rows["pre_logprob"] + 9}, "at most 0"),
         (lambda rows: rows | {"advantage": np.full(60, 1e300)}, "must be finite, found inf"),
         (lambda rows: rows | {"step": [object()] * 60}, "must be integers, got object"),
