@@ -51,6 +51,7 @@ _PAPER: Final[dict[str, Any]] = {
 _SMALL: Final = 7
 _NORMAL: Final = 8
 _BINS_A_SIDE: Final = 12
+_LINEAR_DECADES: Final = 0.5  # room for the labels on both sides of 0
 _HEADROOM: Final = 1.6  # the legend stands above the histograms
 _PLACES: Final = {"baseline": 0.0, "criterion": 1.0}
 _OUTWARD: Final = {"baseline": -1.0, "criterion": 1.0}
@@ -183,8 +184,8 @@ def draw_delta_d(table: RateTable, *, ax: Axes | None = None) -> Axes:
     sizes = np.abs(np.concatenate([table.delta_d(side) for side in _PLACES]))
     moved = sizes[sizes > 0]
     if len(moved):
-        edges = _edges(moved)
-        ax.set_xscale("symlog", linthresh=edges[edges > 0][0], linscale=0.5)
+        linear, edges = _edges(moved)
+        ax.set_xscale("symlog", linthresh=linear, linscale=_LINEAR_DECADES)
         for side in ("criterion", "baseline"):
             _histogram(table, side, edges, ax)
         ax.set_xlim(edges[0], edges[-1])
@@ -271,9 +272,9 @@ def draw_paired_rates(table: RateTable, *, ax: Axes | None = None, legend: bool 
     ours, theirs = rates["criterion"], rates["baseline"]
     question, paired = table.question, table.paired
     for chosen, colour, label in (
+        (ours < theirs, colour_of(question.criterion), f"lower: {paired.lower}"),
         (ours == theirs, _TIED, f"tied: {paired.tied}"),
         (ours > theirs, colour_of(question.baseline), f"higher: {paired.higher}"),
-        (ours < theirs, colour_of(question.criterion), f"lower: {paired.lower}"),
     ):
         lines = ax.plot(
             list(_PLACES.values()), np.stack([theirs[chosen], ours[chosen]]), color=colour,
@@ -287,12 +288,16 @@ def draw_paired_rates(table: RateTable, *, ax: Axes | None = None, legend: bool 
                 linewidth=1.5,
                 label=f"{label} of {count(paired.seeds, 'seed')}",
             )
-    for side, place in _PLACES.items():
-        alone = rates[side][np.isnan(ours) != np.isnan(theirs)]
+    alone = np.isnan(ours) != np.isnan(theirs)
+    if alone.any():
         ax.plot(
-            np.full(len(alone), place), alone, marker="o", markersize=3.5, linestyle="none",
-            markerfacecolor="white", markeredgecolor=_TIED, markeredgewidth=0.8,
+            np.repeat(list(_PLACES.values()), alone.sum()),
+            np.concatenate([rates[side][alone] for side in _PLACES]),
+            marker="o", markersize=3.5, linestyle="none", markerfacecolor="white",
+            markeredgecolor=_TIED, markeredgewidth=0.8,
+            label=f"one rate alone: {count(int(alone.sum()), 'seed')}",
         )  # fmt: skip
+    for side, place in _PLACES.items():
         summary, name = getattr(table, side), getattr(question, side)
         _estimate(
             ax, summary.unsafe_keep_rate, summary.unsafe_keep_rate_ci95,
@@ -361,14 +366,17 @@ def _reported(table: RateTable) -> bool:
     return paper.compares_with_paper(table.question.criterion, table.question.baseline)
 
 
-def _edges(moved: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Bin edges, the same on both sides of 0, evenly wide on the axis that they are drawn on."""
+def _edges(moved: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+    """Where the axis turns linear, and bin edges that look evenly spaced on it, 0 among them."""
     top = float(moved.max()) * 1.0001
-    # Linear up to a power of ten that most tokens exceed, and within four decades of the top.
-    linear = max(10 ** math.floor(math.log10(np.quantile(moved, 0.2))), top / 1e4)
+    # A power of ten that most tokens exceed, within four decades of the top.
+    linear = max(10.0 ** math.floor(math.log10(np.quantile(moved, 0.2))), top / 1e4)
     linear = min(linear, top / 10)
-    side = np.geomspace(linear, top, min(_BINS_A_SIDE, 3 + int(math.sqrt(len(moved)) / 2)))
-    return np.concatenate([-side[::-1], [0.0], side])
+    steps = min(_BINS_A_SIDE, 2 + int(math.sqrt(len(moved)) / 2))
+    width = math.log10(top / linear) / steps
+    near = np.linspace(0, linear, 1 + max(1, round(_LINEAR_DECADES / width)))
+    side = np.concatenate([near, np.geomspace(linear, top, steps + 1)[1:]])
+    return linear, np.concatenate([-side[:0:-1], side])
 
 
 def _histogram(table: RateTable, side: str, edges: NDArray[np.float64], ax: Axes) -> None:

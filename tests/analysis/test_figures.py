@@ -139,8 +139,10 @@ def test_a_line_a_paired_seed_coloured_by_who_is_lower() -> None:
         for line in ax.lines
         if line.get_marker() == "o" and line.get_markerfacecolor() == "white"
     ]
-    assert [0.5] in hollow  # the seed in which the baseline alone has a rate
+    # The seed in which the baseline alone has a rate.
+    assert [[value for value in ys if value == value] for ys in hollow] == [[0.5]]
     labels = ax.get_legend_handles_labels()[1]
+    assert {"one rate alone: 1 seed"} <= set(labels)
     assert {"lower: 1 of 3 seeds", "higher: 1 of 3 seeds", "tied: 1 of 3 seeds"} <= set(labels)
 
 
