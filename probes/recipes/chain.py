@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from deltad.dumps.batch import Batch
 from deltad.dumps.tokens import batch_tokens
 from deltad.losses import policy_loss
 from deltad.masks import criterion
-from deltad.probes.arms import ZERO_STEP, branch
+from deltad.probes.arms import ZERO_STEP, Snapshot, branch
 from deltad.probes.behavior import ResponseTokens
 from deltad.probes.microbatch import MicroBatch, Rows
 from deltad.probes.probe import UpdateProbe
@@ -45,22 +46,32 @@ class Chain:
     recipe
         What to do.
     world
-        Its model and task; `start` is the state that every seed begins from.
+        Its model and task.
+    policy, optimizer
+        What is updated.
     start
-        Copies of the model's parameters.
+        The state that every seed begins from, after the warm-up.
     """
 
     recipe: Recipe
     world: World
-    start: Mapping[str, Tensor]
+    policy: SharedPrefix
+    optimizer: torch.optim.Optimizer
+    start: Snapshot
 
     @classmethod
-    def load(cls, recipe: Recipe) -> Chain:
-        """Load model and task of a prepared recipe."""
+    def load(cls, recipe: Recipe, report: Report) -> Chain:
+        """Load model and task of a prepared recipe, and warm the optimizer up."""
         world = recipe.load()
-        # Parameters only: buffers do not change, and a tied head is one parameter.
-        start = {name: value.detach().clone() for name, value in world.model.named_parameters()}
-        return cls(recipe, world, start)
+        policy = SharedPrefix(world.model)
+        optimizer = _optimizer(recipe, policy)
+        for update in range(recipe.warmup_updates):
+            groups = _groups(recipe, world, 0, f"warmup-{update}", recipe.prompts)
+            for minibatch in split(groups, recipe.prompts, world.pad_id):
+                _step(recipe, policy, optimizer, minibatch, None, lambda: None)
+            report("warm-up", (update + 1) / recipe.warmup_updates)
+        optimizer.zero_grad(set_to_none=True)
+        return cls(recipe, world, policy, optimizer, Snapshot(policy, optimizer))
 
     def record(self, run: Path, seed: int, stored: Mapping[str, Any], report: Report) -> None:
         """Record one seed into a dump.
@@ -82,14 +93,9 @@ class Chain:
         RecipeError
             No groups with mixed rewards were found.
         """
-        recipe, world = self.recipe, self.world
-        with torch.no_grad():
-            for name, value in world.model.named_parameters():
-                value.copy_(self.start[name])
-        policy = SharedPrefix(world.model)
-        optimizer = _optimizer(recipe, policy)
-        self._warm_up(policy, optimizer, seed, report)
-        groups, batches = self._roll_out(policy, seed, report)
+        recipe, world, policy, optimizer = self.recipe, self.world, self.policy, self.optimizer
+        self.start.restore()
+        groups, batches = self._roll_out(seed, report)
         whole = stored["rule"] == "all"
         if whole:
             write_prompts(run, seed=seed, rows=_prompt_rows(groups))
@@ -118,101 +124,66 @@ class Chain:
         with recorder, probe:
             for index, (minibatch, tokens) in enumerate(batches):
                 if index < recipe.unmeasured:
-                    self._step(policy, optimizer, minibatch, tokens)
+                    _step(recipe, policy, optimizer, minibatch, tokens, lambda: None)
                 else:
+                    optimizer.zero_grad(set_to_none=True)  # so that arms need no copy of them
                     branch(
                         policy,
                         optimizer,
                         recipe.arms_of(seed),
-                        lambda arm, now=minibatch, said=tokens: self._step(  # type: ignore[misc]
-                            policy, optimizer, now, said, arm=arm, probe=probe
-                        ),
+                        partial(self._measured_step, probe, minibatch, tokens),
                         go_on=recipe.go_on,
                         probe=probe,
                     )
                 report("updates", (index + 1) / len(batches))
 
-    def _warm_up(
-        self, policy: SharedPrefix, optimizer: torch.optim.Optimizer, seed: int, report: Report
+    def _measured_step(
+        self, probe: UpdateProbe, minibatch: Minibatch, tokens: ResponseTokens, arm: str
     ) -> None:
-        """Fill the optimizer's state by on-policy updates on other batches."""
-        recipe = self.recipe
-        for update in range(recipe.warmup_updates):
-            groups = self._groups(seed, f"warmup-{update}", recipe.prompts)
-            for minibatch in split(groups, recipe.prompts, self.world.pad_id):
-                self._step(policy, optimizer, minibatch, None)
-            report("warm-up", (update + 1) / recipe.warmup_updates)
+        """Make one arm's update under the probe."""
+        measured = probe.expect(tokens)
+
+        def keep() -> Tensor:
+            mask = self._keep(arm, measured)
+            measured.keep(mask)
+            return mask
+
+        _step(self.recipe, self.policy, self.optimizer, minibatch, tokens, keep)
 
     def _roll_out(
-        self, policy: SharedPrefix, seed: int, report: Report
+        self, seed: int, report: Report
     ) -> tuple[list[Group], list[tuple[Minibatch, ResponseTokens]]]:
         """Sample the batch from the behavior policy and keep what it says of every token."""
         recipe, world = self.recipe, self.world
         wanted = recipe.minibatches * recipe.prompts
         with _rounded(world.model, recipe.behavior_rounding):
-            groups = self._groups(
-                seed, "rollout", wanted, lambda found: report("rollouts", found / wanted)
+            groups = _groups(
+                recipe,
+                world,
+                seed,
+                "rollout",
+                wanted,
+                lambda found: report("rollouts", found / wanted),
             )
             batches = [
                 (
                     minibatch,
                     read_behavior(
-                        policy, minibatch, temperature=recipe.temperature, top_k=recipe.top_k
+                        self.policy,
+                        minibatch,
+                        temperature=recipe.temperature,
+                        top_k=recipe.top_k,
                     ),
                 )
                 for minibatch in split(groups, recipe.prompts, world.pad_id)
             ]
         return groups, batches
 
-    def _groups(self, seed: int, purpose: str, count: int, watch: Any = None) -> list[Group]:
-        """Groups with mixed rewards, from random streams of their own."""
-        return mixed_groups(
-            self.recipe,
-            self.world,
-            count,
-            source=random.Random(stream(seed, f"{purpose}/prompts")),
-            generator=torch.Generator().manual_seed(stream(seed, f"{purpose}/responses")),
-            watch=watch or (lambda found: None),
-        )
-
-    def _step(
-        self,
-        policy: SharedPrefix,
-        optimizer: torch.optim.Optimizer,
-        minibatch: Minibatch,
-        tokens: ResponseTokens | None,
-        *,
-        arm: str = UNMASKED,
-        probe: UpdateProbe | None = None,
-    ) -> None:
-        """Make one optimizer step; without `tokens` on-policy, without `probe` unmeasured."""
-        optimizer.zero_grad(set_to_none=True)
-        measured = probe.expect(tokens) if probe is not None and tokens is not None else None
-        logits = minibatch.logits(policy(**minibatch.inputs)).float() / self.recipe.temperature
-        logprob = logits.gather(1, minibatch.sampled()[:, None])[:, 0] - logits.logsumexp(1)
-        rows, positions = minibatch.response_mask.nonzero(as_tuple=True)
-        keep = torch.ones(len(rows), dtype=torch.bool)
-        if measured is not None:
-            keep = self._keep(arm, measured)
-            measured.keep(keep)
-        behavior = logprob if tokens is None else tokens.behavior_logprobs[rows, positions]
-        loss = policy_loss(
-            logprob,
-            behavior,
-            minibatch.advantages[rows],
-            keep,
-            denominator=len(rows),
-            ratio_cap=self.recipe.ratio_cap,
-        )
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-
     def _keep(self, arm: str, measured: MicroBatch) -> Tensor:
         """Decide an arm's mask from the very numbers that the dump will hold."""
-        rows = measured.rows
         if arm in (UNMASKED, ZERO_STEP):
             return torch.ones(measured.size, dtype=torch.bool)
-        batch = Batch("", 0, rows, np.ones(measured.size, dtype=np.bool_))
+        batch = Batch("", 0, measured.rows, np.ones(measured.size, dtype=np.bool_))
         kept = criterion(arm).keep(
             batch_tokens(batch, self._shape()),
             threshold=self.recipe.threshold,
@@ -263,6 +234,51 @@ class Chain:
             | {"python": platform.python_version()},
             extra={"recipe": recipe.to_json()},
         )
+
+
+def _groups(
+    recipe: Recipe,
+    world: World,
+    seed: int,
+    purpose: str,
+    count: int,
+    watch: Callable[[int], None] = lambda found: None,
+) -> list[Group]:
+    """Groups with mixed rewards, from random streams of their own."""
+    return mixed_groups(
+        recipe,
+        world,
+        count,
+        source=random.Random(stream(seed, f"{purpose}/prompts")),
+        generator=torch.Generator().manual_seed(stream(seed, f"{purpose}/responses")),
+        watch=watch,
+    )
+
+
+def _step(
+    recipe: Recipe,
+    policy: SharedPrefix,
+    optimizer: torch.optim.Optimizer,
+    minibatch: Minibatch,
+    tokens: ResponseTokens | None,
+    keep: Callable[[], Tensor | None],
+) -> None:
+    """Make one optimizer step; `keep` is asked after the forward, no `tokens` is on-policy."""
+    optimizer.zero_grad(set_to_none=True)
+    logits = minibatch.logits(policy(**minibatch.inputs)).float() / recipe.temperature
+    logprob = logits.gather(1, minibatch.sampled()[:, None])[:, 0] - logits.logsumexp(1)
+    rows, positions = minibatch.response_mask.nonzero(as_tuple=True)
+    kept = keep()
+    loss = policy_loss(
+        logprob,
+        logprob if tokens is None else tokens.behavior_logprobs[rows, positions],
+        minibatch.advantages[rows],
+        torch.ones(len(rows), dtype=torch.bool) if kept is None else kept,
+        denominator=len(rows),
+        ratio_cap=recipe.ratio_cap,
+    )
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
 
 
 def _optimizer(recipe: Recipe, policy: SharedPrefix) -> torch.optim.Optimizer:

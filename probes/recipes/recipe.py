@@ -101,8 +101,8 @@ class Recipe:
     momentum: float = option(0.0, "Momentum of SGD.", minimum=0.0)
     warmup_updates: int = option(
         0,
-        "Unmasked on-policy updates on other batches before the rollout, so that the optimizer "
-        "comes with a state.",
+        "Unmasked on-policy updates on other batches before all seeds, the same for each, so that "
+        "the optimizer comes with a state.",
         minimum=0,
     )
 

@@ -40,12 +40,12 @@ class RecordJob:
         _use_one_thread()
         self.recipe.prepare(report)
 
-    def open(self) -> Callable[[int, Report], None]:
+    def open(self, report: Report) -> Callable[[int, Report], None]:
         """Load the recipe's model; the function records one seed."""
         from .chain import Chain
 
         _use_one_thread()
-        chain = Chain.load(self.recipe)
+        chain = Chain.load(self.recipe, report)
         return lambda seed, report: chain.record(self.folder, seed, self.stored, report)
 
 

@@ -54,8 +54,8 @@ class SmolLM2Recipe(Recipe):
     lr: float = option(5e-6, "Learning rate, constant.", minimum=0.0)
     warmup_updates: int = option(
         8,
-        "Unmasked on-policy updates on other batches before the rollout, so that the optimizer "
-        "comes with a state.",
+        "Unmasked on-policy updates on other batches before all seeds, the same for each, so that "
+        "the optimizer comes with a state.",
         minimum=0,
     )
     model: str = option(

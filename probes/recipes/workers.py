@@ -36,7 +36,7 @@ class Job(Protocol):
     def prepare(self, report: Report) -> None:
         """Do once, before any seed, what all of them share."""
 
-    def open(self) -> Callable[[int, Report], None]:
+    def open(self, report: Report) -> Callable[[int, Report], None]:
         """Load what a worker needs and return the function that does one seed."""
 
 
@@ -99,7 +99,7 @@ def run(job: Job, seeds: Sequence[int], *, workers: int, watch: Callable[[Progre
     if workers == 0:
         job.prepare(lambda text, fraction: watch(Progress(None, text, fraction)))
         watch(Progress(None, "", 1.0, done=True))
-        one_seed = job.open()
+        one_seed = job.open(_reporter(watch, seeds[0]))
         for seed in seeds:
             one_seed(seed, _reporter(watch, seed))
             watch(Progress(seed, "", 1.0, done=True))
@@ -242,7 +242,7 @@ def _serve(connection: Connection, job: Job) -> None:
                 job.prepare(report)
             else:
                 if one_seed is None:
-                    one_seed = job.open()
+                    one_seed = job.open(report)
                 one_seed(seed, report)
             connection.send(Progress(seed, "", 1.0, done=True))
     except (EOFError, BrokenPipeError, ConnectionResetError):

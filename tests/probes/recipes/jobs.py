@@ -31,7 +31,7 @@ class Touch:
             raise RecipeError("cannot prepare")
         (self.folder / "prepared").touch(exist_ok=False)
 
-    def open(self) -> Callable[[int, Report], None]:
+    def open(self, report: Report) -> Callable[[int, Report], None]:
         return self.one_seed
 
     def one_seed(self, seed: int, report: Report) -> None:
