@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from .columns import schema as schema
     from .errors import DumpError as DumpError
     from .errors import Problem as Problem
+    from .finding import Finding as Finding
+    from .footers import PartFile as PartFile
     from .metadata import FORMAT as FORMAT
     from .metadata import METADATA_KEY as METADATA_KEY
     from .metadata import Metadata as Metadata
@@ -29,14 +31,12 @@ if TYPE_CHECKING:
     from .prompts import read_prompts as read_prompts
     from .prompts import write_prompts as write_prompts
     from .reader import Dump as Dump
-    from .reader import PartFile as PartFile
     from .reader import part_batches as part_batches
     from .tokens import batch_support as batch_support
     from .tokens import batch_tokens as batch_tokens
     from .tokens import scalar_tokens as scalar_tokens
     from .tokens import token_columns as token_columns
     from .validate import check_dump as check_dump
-    from .values import Finding as Finding
     from .values import check_batch as check_batch
     from .values import findings as findings
     from .writer import DumpWriter as DumpWriter
@@ -62,14 +62,14 @@ _HOME = {
     "read_prompts": "prompts",
     "write_prompts": "prompts",
     "Dump": "reader",
-    "PartFile": "reader",
+    "PartFile": "footers",
     "part_batches": "reader",
     "batch_support": "tokens",
     "batch_tokens": "tokens",
     "scalar_tokens": "tokens",
     "token_columns": "tokens",
     "check_dump": "validate",
-    "Finding": "values",
+    "Finding": "finding",
     "check_batch": "values",
     "findings": "values",
     "DumpWriter": "writer",

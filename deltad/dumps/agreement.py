@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from .columns import COLUMNS
 from .errors import DumpError
-from .reader import PartFile, part_batches
-from .values import Finding
+from .finding import Finding
+from .footers import PartFile
+from .reader import part_batches
 
 # Read together: each alone is small, and a pass over the file costs more than its bytes.
 _SCALARS: Final = tuple(

@@ -18,10 +18,11 @@ from deltad.support import LOGPROB_TOLERANCE
 
 from .batch import Batch
 from .columns import COLUMNS
+from .finding import Finding, find
+from .footers import PartFile
+from .lists import rank_order
 from .metadata import Metadata, is_number
-from .reader import PartFile
 from .tokens import batch_support, batch_tokens, scalar_tokens
-from .values import Finding, rank_order
 
 ZERO_STEP: Final = "zero-step"
 """The arm whose step has zero length."""
@@ -118,17 +119,11 @@ def derived_findings(part: PartFile, batch: Batch, mask: Applied | None) -> Iter
         yield from _in_loss(batch, part.metadata, mask)
 
 
-def _finding(column: str, kind: str, bad: NDArray[np.bool_], describe: Any) -> Iterator[Finding]:
-    """One finding where `bad` is True anywhere."""
-    if bad.any():
-        yield Finding(column, kind, np.flatnonzero(bad), describe)
-
-
 def _replaced_last(batch: Batch) -> Iterator[Finding]:
     """The sampled token took the place of the K-th, so it is listed."""
     token_id = batch["token_id"]
     listed = (batch["topk_ids"] == token_id[:, None]).any(axis=1)
-    yield from _finding(
+    yield from find(
         "topk_ids",
         "replaced-last",
         ~listed & batch.vectors,
@@ -167,7 +162,7 @@ def _zero_step(batch: Batch) -> Iterator[Finding]:
                 f"{float(post[place]):.9g} and {float(pre[place]):.9g}"
             )
 
-        yield from _finding(name, "zero step", bad, describe)
+        yield from find(name, "zero step", bad, describe)
 
 
 def _above(
@@ -176,7 +171,7 @@ def _above(
     """Rows stored above a threshold lie there, but for rounding by whoever decided."""
     values = np.full(len(batch), np.inf)
     values[batch.vectors] = DIVERGENCES[divergence](batch_support(batch, metadata))
-    yield from _finding(
+    yield from find(
         "topk_pre_logprobs",
         "stored above",
         values <= threshold - LOGPROB_TOLERANCE,
@@ -216,7 +211,7 @@ def _in_loss(batch: Batch, metadata: Metadata, mask: Applied) -> Iterator[Findin
         # Where the criterion looks at lists nothing can be said of these rows.
         with contextlib.suppress(CriterionError):
             keep[~batch.vectors] = criterion.keep(rest, threshold=threshold, divergence=divergence)
-    yield from _finding(
+    yield from find(
         "in_loss",
         "in_loss",
         keep != in_loss,

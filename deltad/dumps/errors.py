@@ -97,3 +97,8 @@ def first_line(error: BaseException) -> str:
     """Shorten the words of a library's error to one line."""
     lines = str(error).strip().splitlines()
     return lines[0][:200] if lines else type(error).__name__
+
+
+def unreadable(path: str | Path, error: BaseException) -> DumpError:
+    """Say that a file is damaged, or out of reach."""
+    return DumpError(path, f"cannot be read as Parquet ({first_line(error)})", kind="unreadable")

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .aside import aside_path, publish, remove_leftovers
-from .errors import DAMAGE, DumpError, first_line
+from .errors import DAMAGE, DumpError, first_line, unreadable
 from .layout import PROMPTS, check_seed, is_skipped, parse_part, parse_seed
 
 PROMPT_SCHEMA: Final = pa.schema(
@@ -167,7 +167,7 @@ def _read(path: Path) -> list[Prompt]:
     except DumpError:
         raise
     except DAMAGE as error:
-        raise DumpError(path, f"cannot be read as Parquet ({first_line(error)})") from error
+        raise unreadable(path, error) from error
     for item in PROMPT_SCHEMA:
         values = table.column(item.name).to_pylist()
         if not item.nullable and None in values:

@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from .agreement import Rows, arm_findings, key_findings
 from .consistency import SUPPORTS, applied, derived_findings
 from .errors import DumpError, Problem
+from .finding import Finding
+from .footers import PartFile, scan
 from .prompts import check_prompts
-from .reader import PartFile, part_batches, scan
-from .values import Finding, findings
+from .reader import part_batches
+from .values import findings
 
 
 class _Report:

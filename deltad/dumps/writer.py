@@ -20,8 +20,9 @@ from deltad.divergence import DIVERGENCES
 
 from .aside import aside_path, publish, remove_leftovers
 from .batch import Batch, to_arrow
-from .columns import COLUMNS, OPTIONAL, REQUIRED, VECTORS, schema
+from .columns import COLUMNS, OPTIONAL, schema
 from .errors import DumpError
+from .incoming import incoming
 from .layout import check_arm, check_seed, parse_part, part_path
 from .metadata import METADATA_KEY, Metadata
 from .tokens import batch_support
@@ -150,7 +151,8 @@ class DumpWriter:
         """
         self._must_be_open()
         label = f"{self._target()} (append {self._appended}, not yet written)"
-        taken, vectors = self._convert(columns, vectors_stored, label)
+        batch = incoming(columns, vectors_stored, top_k=self._metadata.top_k, label=label)
+        taken, vectors = batch.columns, batch.vectors
         names = frozenset(taken) & frozenset(OPTIONAL)
         layout = self._schema
         if layout is None:
@@ -167,10 +169,9 @@ class DumpWriter:
             )
         if not vectors.all() and not layout.field("topk_ids").nullable:
             raise DumpError(label, "`vectors_stored` must be given from the first append on")
-        batch = Batch(label, 0, taken, vectors)
         check_batch(batch, self._metadata)
         above = self._above(batch)
-        kept = taken if above is None else {name: each[above] for name, each in taken.items()}
+        kept = {name: each if above is None else each[above] for name, each in taken.items()}
         kept_vectors = vectors if above is None else vectors[above]
         self._schema = layout
         self._appended += 1
@@ -270,38 +271,6 @@ class DumpWriter:
         for number in found:  # ascending: if this is interrupted, readers see a gap
             (folder / f"part-{self._rank}-{number}.parquet").unlink(missing_ok=True)
         return 0
-
-    def _convert(
-        self,
-        columns: Mapping[str, NDArray[Any]],
-        vectors_stored: NDArray[np.bool_] | None,
-        label: str,
-    ) -> tuple[dict[str, NDArray[Any]], NDArray[np.bool_]]:
-        """Rows in their stored types, in the contract's order, padding made NaN."""
-        if unknown := sorted(set(columns) - set(COLUMNS)):
-            raise DumpError(label, "is not a column of a dump", column=unknown[0])
-        if missing := [name for name in REQUIRED if name not in columns]:
-            raise DumpError(label, "is missing", column=missing[0])
-        taken = {name: _stored(columns[name], name, label) for name in COLUMNS if name in columns}
-        rows = len(taken["step"])
-        for name, values in taken.items():
-            shape = (rows, self._metadata.top_k) if COLUMNS[name].is_vector else (rows,)
-            if values.shape != shape:
-                raise DumpError(label, f"must be of shape {shape}, got {values.shape}", column=name)
-        vectors = np.ones(rows, dtype=np.bool_)
-        if vectors_stored is not None:
-            vectors = np.array(vectors_stored)
-            if vectors.dtype != np.bool_ or vectors.shape != (rows,):
-                raise DumpError(
-                    label,
-                    f"`vectors_stored` must be bool of shape {(rows,)}, got {vectors.dtype} of "
-                    f"{vectors.shape}",
-                )
-        ids = np.where(vectors[:, None], taken["topk_ids"], np.int32(-1))
-        taken["topk_ids"] = ids
-        for name in VECTORS[1:]:
-            taken[name] = np.where(ids < 0, np.float32(np.nan), taken[name])
-        return taken, vectors
 
     def _above(self, batch: Batch) -> NDArray[np.bool_] | None:
         """Rows that the rule of storage keeps; None for all."""
@@ -405,36 +374,6 @@ def part_numbers(run: str | Path, *, arm: str, seed: int, rank: int = 0) -> list
         return []
     places = (parse_part(entry.name) for entry in folder.iterdir())
     return sorted(place[1] for place in places if place is not None and place[0] == rank)
-
-
-def _stored(values: Any, name: str, label: str) -> NDArray[Any]:
-    """Values in the type in which they are stored; nothing is rounded but 64-bit floats."""
-    column = COLUMNS[name]
-    try:
-        found = np.asarray(values)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DumpError(label, f"must be a NumPy array ({error})", column=name) from error
-    dtype = column.dtype
-    if column.is_text:
-        if found.dtype.kind not in "OU" or not all(isinstance(text, str) for text in found.flat):
-            raise DumpError(label, f"must hold strings, got {found.dtype}", column=name)
-        try:
-            "".join(found.flat).encode()
-        except UnicodeEncodeError as error:  # half a surrogate pair
-            raise DumpError(label, f"must be UTF-8 ({error})", column=name) from error
-        return found.astype(object)
-    if dtype.kind == "i" and found.dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        if found.size and (found.min() < limits.min or found.max() > limits.max):
-            raise DumpError(label, f"must fit {dtype.name}", column=name)
-        return np.array(found, dtype=dtype)
-    if dtype.kind == "f" and found.dtype.kind == "f" and found.dtype.itemsize >= 4:
-        with np.errstate(over="ignore"):  # what does not fit becomes infinite and is refused
-            return np.array(found, dtype=dtype)
-    if dtype.kind == "b" and found.dtype == dtype:
-        return np.array(found)
-    kinds = {"i": "integers", "f": "float32 or float64", "b": "bool"}[dtype.kind]
-    raise DumpError(label, f"must be {kinds}, got {found.dtype}", column=name)
 
 
 def _parquet_writer(path: Path, layout: pa.Schema) -> pq.ParquetWriter:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from deltad.dumps import COLUMNS, Batch, DumpError, Metadata, check_batch, findings
-from deltad.dumps.values import _all_distinct, rank_order
+from deltad.dumps.lists import _all_distinct, rank_order
 from deltad.support import SupportError, topk_support
 
 METADATA = Metadata(top_k=3, vocab_size=50)

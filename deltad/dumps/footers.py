@@ -1,0 +1,236 @@
+"""What names and footers tell of a dump, before any row is read."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from .columns import COLUMNS, REQUIRED
+from .errors import DAMAGE, DumpError, first_line, unreadable
+from .layout import is_skipped, parse_arm, parse_part, parse_seed
+from .metadata import METADATA_KEY, Metadata
+
+_AGREED: Final = ("top_k", "vocab_size", "temperature")
+
+
+@dataclass(frozen=True)
+class PartFile:
+    """One file of a dump, by what its name and its footer tell.
+
+    Attributes
+    ----------
+    path : Path
+        The file.
+    arm, seed : str, int
+        Partition.
+    rank, part : int
+        Its place within the seed.
+    rows : int
+        Rows stored.
+    metadata : Metadata
+        From its footer.
+    columns : tuple of str
+        Columns of the contract that it has, in the contract's order.
+    """
+
+    path: Path
+    arm: str
+    seed: int
+    rank: int
+    part: int
+    rows: int
+    metadata: Metadata
+    columns: tuple[str, ...]
+
+
+def scan(path: str | Path) -> tuple[list[PartFile], list[DumpError]]:
+    """Read every footer of a dump.
+
+    Parameters
+    ----------
+    path : str or Path
+        RUN.
+
+    Returns
+    -------
+    parts : list of PartFile
+        Files whose footers obey the contract, sorted.
+    problems : list of DumpError
+        All that is wrong with names and footers.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no RUN.
+    """
+    run = Path(path)
+    if not run.exists():
+        raise FileNotFoundError(f"{run} does not exist")
+    problems: list[DumpError] = []
+    parts: list[PartFile] = []
+    for arm, seed, folder in _partitions(run, problems):
+        parts += _parts(arm, seed, folder, problems)
+    if not parts and not problems:
+        problems.append(DumpError(run, "holds no `arm=<name>` folder, so it is not a dump"))
+    for part in parts[1:]:
+        problems += _disagreement(parts[0], part)
+    return parts, problems
+
+
+def _entries(folder: Path, problems: list[DumpError]) -> list[Path]:
+    """What lies in a folder, sorted, but for names that dataset readers skip."""
+    try:
+        return sorted(entry for entry in folder.iterdir() if not is_skipped(entry.name))
+    except NotADirectoryError:
+        problems.append(DumpError(folder, "must be a folder, found a file"))
+    except OSError as error:
+        problems.append(DumpError(folder, f"cannot be read ({first_line(error)})"))
+    return []
+
+
+def _partitions(run: Path, problems: list[DumpError]) -> Iterator[tuple[str, int, Path]]:
+    """Every arm and seed with its folder, sorted; strays become problems."""
+    arms: dict[str, Path] = {}
+    for entry in _entries(run, problems):
+        arm = parse_arm(entry.name)
+        if arm is None or not entry.is_dir():
+            problems.append(
+                DumpError(
+                    entry,
+                    "only folders `arm=<name>`, and names that begin with `_`, may lie in a dump",
+                )
+            )
+        elif arm in arms:
+            problems.append(DumpError(entry, f"the arm {arm!r} lies in {arms[arm].name} already"))
+        else:
+            arms[arm] = entry
+    for arm, folder in sorted(arms.items()):
+        seeds: dict[int, Path] = {}
+        entries = _entries(folder, problems)
+        if not entries:
+            problems.append(
+                DumpError(folder, "holds no `seed=<int>` folder: its files are missing")
+            )
+        for entry in entries:
+            seed = parse_seed(entry.name)
+            if seed is None or not entry.is_dir():
+                problems.append(
+                    DumpError(
+                        entry, "only folders `seed=<int32>`, without leading zeros, may lie here"
+                    )
+                )
+            else:
+                seeds[seed] = entry
+        for seed, inner in sorted(seeds.items()):
+            yield arm, seed, inner
+
+
+def _parts(arm: str, seed: int, folder: Path, problems: list[DumpError]) -> Iterator[PartFile]:
+    """Files of one seed, sorted; strays, gaps and bad footers become problems."""
+    found: dict[tuple[int, int], Path] = {}
+    for entry in _entries(folder, problems):
+        place = parse_part(entry.name)
+        if place is None or not entry.is_file():
+            problems.append(DumpError(entry, "only files `part-<rank>-<n>.parquet` may lie here"))
+        else:
+            found[place] = entry
+    problems += _gaps(folder, set(found))
+    for (rank, number), path in sorted(found.items()):
+        yield from _footer(path, arm, seed, rank, number, problems)
+
+
+def _gaps(folder: Path, found: set[tuple[int, int]]) -> Iterator[DumpError]:
+    """Files that must be there since later ones are."""
+    if not found:
+        yield DumpError(
+            folder, "holds no part-0-0.parquet: a seed with nothing stored has a file of no rows"
+        )
+    ranks = {rank for rank, _ in found}
+    first = next(rank for rank in itertools.count() if rank not in ranks)
+    if ranks and first < max(ranks):
+        yield DumpError(
+            folder / f"part-{first}-0.parquet",
+            f"is missing: ranks are numbered from 0 without gaps, and rank {max(ranks)} is there",
+        )
+    for rank in sorted(ranks):
+        numbers = {number for one, number in found if one == rank}
+        first = next(number for number in itertools.count() if number not in numbers)
+        if first < max(numbers):
+            yield DumpError(
+                folder / f"part-{rank}-{first}.parquet",
+                "is missing: parts are numbered from 0 without gaps, "
+                f"and part-{rank}-{max(numbers)}.parquet is there",
+            )
+
+
+def _footer(
+    path: Path, arm: str, seed: int, rank: int, number: int, problems: list[DumpError]
+) -> Iterator[PartFile]:
+    """What a file's footer tells: one PartFile, or problems."""
+    try:
+        with pq.ParquetFile(path) as file:
+            rows = file.metadata.num_rows
+            text = (file.metadata.metadata or {}).get(METADATA_KEY)
+            schema = file.schema_arrow
+    except DAMAGE as error:
+        problems.append(unreadable(path, error))
+        return
+    if text is None:
+        problems.append(
+            DumpError(path, "has no metadata under the key `deltad`, so it is no file of a dump")
+        )
+        return
+    try:
+        metadata = Metadata.from_json(text, path)
+    except DumpError as error:
+        problems.append(error)
+        return
+    before = len(problems)
+    columns = _columns(path, schema, metadata, problems)
+    seen = metadata.rows_seen
+    if seen < rows or (metadata.stored_above is None and seen != rows):
+        least = "the number of rows stored," if metadata.stored_above is None else "at least"
+        problems.append(
+            DumpError(path, f"`rows_seen` must be {least} {rows}, found {seen}", kind="metadata")
+        )
+    if len(problems) == before:
+        yield PartFile(path, arm, seed, rank, number, rows, metadata, columns)
+
+
+def _columns(
+    path: Path, schema: pa.Schema, metadata: Metadata, problems: list[DumpError]
+) -> tuple[str, ...]:
+    """Names of the contract's columns that a file has; wrong ones become problems."""
+    present = []
+    for name, column in COLUMNS.items():
+        places = schema.get_all_field_indices(name)
+        message = None
+        if not places:
+            message = "is missing" if name in REQUIRED else None
+        elif len(places) > 1:
+            message = f"must be there once, found {len(places)} times"
+        elif not column.accepts(kind := schema.field(places[0]).type, metadata.top_k):
+            message = f"must be {column.expected(metadata.top_k)}, found {kind}"
+        else:
+            present.append(name)
+        if message is not None:
+            problems.append(DumpError(path, message, column=name, kind="column"))
+    return tuple(present)
+
+
+def _disagreement(first: PartFile, other: PartFile) -> Iterator[DumpError]:
+    """Values that all files of a dump share."""
+    for key in _AGREED:
+        here, there = getattr(other.metadata, key), getattr(first.metadata, key)
+        if here != there:
+            yield DumpError(
+                other.path,
+                f"`{key}` must be the same in all files, found {here}, but {there} in {first.path}",
+                kind="metadata",
+            )
