@@ -16,6 +16,7 @@ from .errors import ProbeError
 from .random_state import RandomState
 
 _CACHES = ("past_key_values", "cache", "past_key_value")
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _SDP = ("flash", "mem_efficient", "math", "cudnn")
 
 Copies = dict[int, tuple[Tensor, Tensor]]
@@ -47,8 +48,12 @@ class Call:
     ----------
     module : nn.Module
         What was called.
-    arguments : inspect.BoundArguments
-        Its inputs, copied: a caller may reuse its tensors for the next batch.
+    args, kwargs : tuple and dict
+        Its inputs as they were given, copied: a caller may reuse its tensors for the next batch.
+    parameters : tuple of str
+        Names of the positional parameters.
+    can_shorten : bool
+        Whether the module promises to cope with logits of some positions only.
     random : RandomState
         Before the call.
     autocast : tuple of (device type, enabled, dtype)
@@ -62,7 +67,10 @@ class Call:
     """
 
     module: nn.Module
-    arguments: inspect.BoundArguments
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    parameters: tuple[str, ...]
+    can_shorten: bool
     random: RandomState
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
     attention: tuple[bool, ...]
@@ -99,20 +107,25 @@ class Call:
             The call carries a cache or gradients of an earlier forward, which would be stale
             after the step.
         """
-        arguments = inspect.signature(module.forward).bind(*args, **kwargs)
+        found = inspect.signature(module.forward).parameters
+        parameters = tuple(name for name, each in found.items() if each.kind in _POSITIONAL)
+        given = {**dict(zip(parameters, args, strict=False)), **kwargs}
         for name in _CACHES:
-            if _argument(arguments, name) is not None:
+            if given.get(name) is not None:
                 raise ProbeError(
                     f"the training forward was called with `{name}`, which the old weights "
                     "filled; call the model on the whole sequence"
                 )
-        arguments.arguments = {
-            name: _copy(value, name, copies) for name, value in arguments.arguments.items()
-        }
         devices = {tensor.device for tensor in module.parameters()}
         return cls(
             module,
-            arguments,
+            tuple(
+                _copy(value, parameters[i] if i < len(parameters) else str(i), copies)
+                for i, value in enumerate(args)
+            ),
+            {name: _copy(value, name, copies) for name, value in kwargs.items()},
+            parameters,
+            "logits_to_keep" in found or "num_logits_to_keep" in found,
             RandomState.capture(devices),
             tuple(
                 (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
@@ -125,13 +138,7 @@ class Call:
 
     def argument(self, name: str) -> Any:
         """Look up an argument by name; None where it was not given."""
-        return _argument(self.arguments, name)
-
-    @property
-    def can_shorten(self) -> bool:
-        """Whether the module promises to cope with logits of some positions only."""
-        parameters = self.arguments.signature.parameters
-        return "logits_to_keep" in parameters or "num_logits_to_keep" in parameters
+        return {**dict(zip(self.parameters, self.args, strict=False)), **self.kwargs}.get(name)
 
     def again(
         self, *, grad: bool, without_labels: bool, buffers: dict[int, Tensor] | None = None
@@ -155,12 +162,12 @@ class Call:
         Any
             What the module returns.
         """
-        arguments = inspect.BoundArguments(
-            self.arguments.signature,
-            dict(self.arguments.arguments),
-        )
-        if without_labels:
-            _set_argument(arguments, "labels", None)
+        args, kwargs = self.args, self.kwargs
+        if without_labels and "labels" in kwargs:
+            kwargs = {**kwargs, "labels": None}
+        elif without_labels and "labels" in self.parameters[: len(args)]:
+            at = self.parameters.index("labels")
+            args = (*args[:at], None, *args[at + 1 :])
         after = RandomState.capture(self.random.cuda)
         with ExitStack() as stack:
             stack.callback(after.restore)
@@ -181,7 +188,7 @@ class Call:
             if any(is_compiled(part) for part in self.module.modules()):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             self.random.restore()
-            return self.module(*arguments.args, **arguments.kwargs)
+            return self.module(*args, **kwargs)
 
 
 def buffer_copies(module: nn.Module) -> dict[int, Tensor]:
@@ -249,27 +256,6 @@ def _forget(tensor: Tensor) -> None:
 def _unpack(packed: None) -> Tensor:
     """Never reached: nobody has the output of a probe's forward."""
     raise ProbeError("the probe's own forward has no backward")
-
-
-def _argument(arguments: inspect.BoundArguments, name: str) -> Any:
-    """Look up an argument, also within **kwargs."""
-    if name in arguments.arguments:
-        return arguments.arguments[name]
-    for key, parameter in arguments.signature.parameters.items():
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            return arguments.arguments.get(key, {}).get(name)
-    return None
-
-
-def _set_argument(arguments: inspect.BoundArguments, name: str, value: Any) -> None:
-    """Replace an argument that was given."""
-    if name in arguments.arguments:
-        arguments.arguments[name] = value
-    for key, parameter in arguments.signature.parameters.items():
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD and name in arguments.arguments.get(
-            key, {}
-        ):
-            arguments.arguments[key] = {**arguments.arguments[key], name: value}
 
 
 def _copy(value: Any, name: str, copies: Copies) -> Any:

@@ -38,7 +38,6 @@ from .training import (
     step_with,
 )
 
-
 # Every family in a plain step, and every kind of step in two families.
 KINDS = [
     pytest.param(family, loop, id=f"{family}-{loop.__name__}")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from deltad.probes import ProbeError, UpdateProbe
 
@@ -14,10 +15,13 @@ from .tiny import (
     Sink,
     backward,
     batch,
+    surrogate,
     tiny,
 )
 from .training import (
     adamw,
+    expected_rows,
+    reference,
     step,
 )
 
@@ -64,6 +68,111 @@ def test_a_positional_call_with_labels() -> None:
     with UpdateProbe(model, optimizer, sink) as probe:
         probe.expect(each.tokens)
         backward(model(each.ids, each.inputs["attention_mask"], labels=each.ids).loss)
+        optimizer.step()
+    assert len(sink.column("step")) == int(each.tokens.response_mask.sum())
+    assert not sink.deltas().any()
+
+
+def fuse(model: Any) -> None:
+    """Let the model give log-probs in place of logits, as trainers with fused heads do."""
+
+    def forward(input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
+        hidden = model.model(input_ids=input_ids, attention_mask=attention_mask)[0]
+        logits = hidden.float() @ model.lm_head.weight.T  # the head itself is never called
+        chosen = logits[:, :-1].log_softmax(-1).gather(2, input_ids[:, 1:, None])
+        return type("Fused", (), {"log_probs": chosen[..., 0], "loss": -chosen.mean()})()
+
+    model.forward = forward
+
+
+def test_a_fused_head_is_read_from_the_body() -> None:
+    model = tiny("llama", attention_dropout=0.2)
+    each = batch(model)
+    before = reference(model.eval(), each)
+    fuse(model)
+    optimizer = adamw(model)
+    sink = Sink()
+    with UpdateProbe(model, optimizer, sink) as probe:
+        probe.expect(each.tokens)
+        backward(model(**each.inputs).loss)
+        optimizer.step()
+    assert probe.readout_metadata["forward"] == "training"
+    assert probe.readout_metadata["verified"] is False
+    expected = expected_rows(before, each, "pre")
+    np.testing.assert_allclose(sink.column("pre_logprob"), expected["pre_logprob"], atol=1e-5)
+    still = Sink()
+    model.train()
+    optimizer = adamw(model, lr=0.0)
+    with UpdateProbe(model, optimizer, still) as probe:
+        probe.expect(each.tokens)
+        backward(model(**each.inputs).loss)
+        optimizer.step()
+    assert not still.deltas().any()
+
+
+def test_a_body_called_alone_is_held_against_the_models_logits() -> None:
+    model = tiny("gemma2")
+    each = batch(model)
+    optimizer = adamw(model)
+    with UpdateProbe(model, optimizer, Sink()) as probe:
+        probe.expect(each.tokens)
+        backward(model.model(**each.inputs).last_hidden_state.square().sum())
+        optimizer.step()
+        assert probe.readout_metadata["verified"] is True
+    with UpdateProbe(model, optimizer, Sink(), softcap=50.0) as probe:
+        probe.expect(each.tokens)
+        with pytest.raises(ProbeError, match="the model does something to its logits"):
+            model.model(**each.inputs)
+        probe.discard()
+
+
+def test_a_head_called_twice_is_read_from_the_body() -> None:
+    model = tiny("llama")
+    each = batch(model)
+    original = model.forward
+
+    def forward(**inputs: Any) -> Any:
+        output = original(**inputs)
+        model.lm_head(torch.zeros(1, 32))
+        return output
+
+    model.forward = forward
+    optimizer = adamw(model, lr=0.0)
+    sink = Sink()
+    with UpdateProbe(model, optimizer, sink) as probe:
+        step(model, optimizer, [each], probe)
+    assert not sink.deltas().any()
+
+
+def test_other_forwards_between_are_not_taken_for_the_one_announced() -> None:
+    model = tiny("llama")
+    batches = [batch(model, seed=seed) for seed in range(2)]
+    optimizer = adamw(model, lr=0.0)
+    sink = Sink()
+    with UpdateProbe(model, optimizer, sink) as probe:
+        model(**batches[1].inputs)
+        probe.expect(batches[0].tokens)
+        backward(surrogate(model(**batches[0].inputs).logits, batches[0]))
+        model(**batches[1].inputs)
+        optimizer.step()
+    np.testing.assert_array_equal(
+        sink.column("token_id"), batches[0].ids[batches[0].tokens.response_mask]
+    )
+    assert not sink.deltas().any()
+
+
+def test_a_forward_that_failed_can_be_made_again() -> None:
+    model = tiny("llama")
+    each = batch(model)
+    optimizer = adamw(model, lr=0.0)
+    sink = Sink()
+    failing = model.model.layers[1].register_forward_pre_hook(lambda *_: 1 / 0)
+    with UpdateProbe(model, optimizer, sink) as probe:
+        probe.expect(each.tokens)
+        with pytest.raises(ZeroDivisionError):
+            model(**each.inputs)
+        failing.remove()
+        backward(surrogate(model(**each.inputs).logits, each))
         optimizer.step()
     assert len(sink.column("step")) == int(each.tokens.response_mask.sum())
     assert not sink.deltas().any()

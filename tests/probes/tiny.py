@@ -26,7 +26,7 @@ VOCAB = 96
 TOP_K = 5
 FAMILIES = ("llama", "qwen3", "gemma2", "granite")
 
-_SIZES: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -45,7 +45,7 @@ _SIZES: dict[str, Any] = {
 def tiny(family: str = "llama", *, seed: int = 0, **options: Any) -> Any:
     """A causal LM of transformers in train mode, a few thousand parameters."""
     torch.manual_seed(seed)
-    sizes = {**_SIZES, "attn_implementation": "sdpa", **options}
+    sizes = {**SIZES, "attn_implementation": "sdpa", **options}
     model: Any
     if family == "llama":
         model = LlamaForCausalLM(LlamaConfig(**{"tie_word_embeddings": False, **sizes}))
