@@ -194,7 +194,8 @@ def part_batches(
 def _stream(path: Path, columns: list[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
     """Arrow batches of a file, damage turned into a DumpError."""
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        # With pre_buffer the whole file would stay in memory until its end.
+        with pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False) as file:
             yield from file.iter_batches(batch_rows, columns=columns, use_threads=False)
     except DAMAGE as error:
         raise unreadable(path, error) from error

@@ -534,6 +534,28 @@ def test_opening_reads_footers_only(run: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(Dump.open(run).parts) == 16
 
 
+def test_reading_holds_a_row_group_and_not_the_file(run: Path) -> None:
+    table = pq.ParquetFile(first(run)).read()
+    rows = np.random.default_rng(0).integers(len(table), size=20_000)
+    write_table(
+        first(run),
+        table.take(pa.array(rows)),
+        {**read_metadata(first(run)), "rows_seen": 20_000},
+        row_group_size=500,
+        compression="none",
+        use_dictionary=False,
+    )
+    size = first(run).stat().st_size
+    dump = Dump.open(run)
+    before = pa.total_allocated_bytes()
+    held = [
+        pa.total_allocated_bytes() - before
+        for _ in dump.batches("none", 0, columns=["topk_pre_logprobs"], batch_rows=500)
+    ]
+    assert len(held) >= 40
+    assert max(held) < size / 10
+
+
 def test_metadata_of_other_versions_is_kept(run: Path) -> None:
     edit_metadata(first(run), shape=[1, 2])
     assert Dump.open(run).files("none", 0)[0].metadata.extra == {"colour": "blue", "shape": [1, 2]}
