@@ -63,6 +63,7 @@ class Question:
     protocol: str = ""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "threshold", float(self.threshold))  # of a NumPy scalar, say
         if not (math.isfinite(self.threshold) and self.threshold >= 0):
             raise QuestionError(
                 f"`threshold` must be finite and not negative, got {self.threshold!r}"

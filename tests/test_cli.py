@@ -507,6 +507,11 @@ def test_table_needs_neither_torch_nor_matplotlib_nor_pandas(run: Path, form: st
     assert not found & {"torch", "matplotlib", "pandas"}
 
 
+def test_an_error_needs_no_torch_either(tmp_path: Path) -> None:
+    found = modules_after(call("table", tmp_path / "nowhere"))
+    assert not found & {"torch", "transformers", "matplotlib", "pandas"}
+
+
 def test_scipy_stats_waits_for_paired_seeds(tmp_path: Path) -> None:
     path = small(tmp_path, seeds=(0,), empty_seeds=(0,))
     assert "scipy.stats" not in modules_after(call("table", path, "--format", "json"))

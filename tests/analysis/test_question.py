@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from deltad.analysis import Question, QuestionError
@@ -190,3 +191,9 @@ def test_every_protocol_is_found_that_the_dump_can_answer(tmp_path: Path) -> Non
 def test_no_protocol_at_all_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(QuestionError, match="zero-step"):
         answerable_protocols(small(tmp_path, arms=("zero-step",)), Question())
+
+
+def test_a_threshold_of_another_number_type_becomes_a_float() -> None:
+    numbers: list[Any] = [1, np.float32(0.25), np.int64(2)]
+    for threshold in numbers:
+        assert type(Question(threshold=threshold).threshold) is float

@@ -233,7 +233,7 @@ EXTREMES = {
 }
 
 
-@pytest.mark.parametrize("vocab_size", [2, 3, 200_000])
+@pytest.mark.parametrize("vocab_size", [2, 200_000])
 def test_extreme_values_are_counted_as_by_brute_force(tmp_path: Path, vocab_size: int) -> None:
     run = tmp_path / "run"
     for seed, (log_mu, log_pi, log_post) in enumerate(EXTREMES.values()):
@@ -248,8 +248,7 @@ def test_extreme_values_are_counted_as_by_brute_force(tmp_path: Path, vocab_size
     for name, each in CRITERIA.items():
         if "full" not in name:
             family = each.family or "kl"
-            compare(run, name, "none", family, 0.0, "shared:none")
-            compare(run, "ratio", name, family, 0.1, "shared:none")
+            compare(run, name, "ratio" if "-" in name else "none", family, 0.1, "shared:none")
 
 
 def one_token(
