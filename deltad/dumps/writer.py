@@ -60,7 +60,7 @@ class DumpWriter:
     discard_on_error : bool
         After an exception in the block, discard the file that is being written instead of
         completing it with the rows of all `append` calls that returned. A file in the middle of
-        a row group is discarded in any case.
+        a row group is discarded in any case, and one of no rows too.
     existing : {"refuse", "replace", "append"}
         What to do where this rank's files exist: refuse, remove them, or number on.
 
@@ -147,7 +147,7 @@ class DumpWriter:
             Columns missing, unknown or of a wrong type or shape, or values that the contract
             does not allow; no row of the call is taken then.
         ValueError
-            The writer is closed.
+            The writer is closed, or has failed.
         """
         self._must_be_open()
         label = f"{self._target()} (append {self._appended}, not yet written)"
@@ -243,15 +243,18 @@ class DumpWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is not None and (self._discard_on_error or self._flushing):
+        nothing = self._sink is None and not self._pending_rows and not self._dropped
+        if kind is not None and (self._discard_on_error or self._flushing or nothing):
             self.abort()
         else:
             self.close()
 
     def _must_be_open(self) -> None:
-        """Refuse use after the end."""
+        """Refuse use after the end, and after a row group of which a part may be written."""
         if self._closed:
             raise ValueError(f"the writer of {self._target()} is closed")
+        if self._flushing:
+            raise ValueError(f"writing {self._target()} failed before, so it cannot go on")
 
     def _target(self) -> Path:
         """Where the file that is being written will lie."""

@@ -438,6 +438,16 @@ def test_an_exception_discards_the_open_file_where_asked(tmp_path: Path, rows: R
     assert leftovers(tmp_path) == []
 
 
+def test_an_exception_before_the_first_row_says_nothing_of_the_seed(tmp_path: Path) -> None:
+    def interrupted() -> None:
+        with DumpWriter(tmp_path, arm="none", seed=0, metadata=METADATA):
+            raise RuntimeError("outside")
+
+    with pytest.raises(RuntimeError, match="outside"):
+        interrupted()
+    assert os.listdir(tmp_path) == []
+
+
 def test_abort_leaves_nothing(tmp_path: Path, rows: Rows) -> None:
     writer = DumpWriter(tmp_path, arm="none", seed=0, metadata=METADATA, rows_per_group=7)
     writer.append(rows)
@@ -459,6 +469,9 @@ def test_a_row_group_that_cannot_be_written_leaves_no_file(
     writer = DumpWriter(tmp_path, arm="none", seed=0, metadata=METADATA, rows_per_group=7)
     with pytest.raises(OSError, match="No space left"):
         writer.append(rows)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="failed before, so it cannot go on"):
+        writer.append(rows)  # some of the rows before may be in the file
     with pytest.raises(DumpError, match=r"part-0-0.parquet: was not completed"):
         writer.close()
     assert os.listdir(tmp_path) == []
