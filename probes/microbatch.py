@@ -14,12 +14,11 @@ from deltad.support import SupportError, topk_support
 
 from .behavior import ResponseTokens
 from .errors import ProbeError
+from .forward import Forward
 from .head import Head
 from .readout import Readout
-from .watch import Forward
-
-Rows = dict[str, np.ndarray[Any, Any]]
-"""Columns of the dump by name, a row a response token; vectors have shape (row, K)."""
+from .rows import Rows as Rows
+from .rows import behavior_columns, entry_or_scalar, policy_columns, to_numpy
 
 
 class MicroBatch:
@@ -39,6 +38,7 @@ class MicroBatch:
         self._b, self._j = tokens.where()
         self._ids = torch.empty(0)
         self._index = torch.empty(0)
+        self._positions = 0
         self._width = 0
         self._vocab_size = 0
 
@@ -166,7 +166,11 @@ class MicroBatch:
             f"id in `topk_ids` outside the vocabulary of {vocab_size}",
         )
         self._ids = torch.cat([topk, ids[:, None]], 1).long()
-        self._index, self._width = _index_in_head_input(forward, batch, length, b, j)
+        grid = _kept_positions(forward, batch, length, b.device)
+        self._positions, self._width = grid.numel(), grid.shape[-1]
+        back = torch.full((batch * length,), -1, dtype=torch.long, device=b.device)
+        back[grid.reshape(-1)] = torch.arange(grid.numel(), device=b.device)
+        self._index = back[b * length + j - 1]
         low = (self._index < 0).nonzero()
         if low.numel():
             row = int(low[0])
@@ -178,6 +182,13 @@ class MicroBatch:
     def select(self, hidden: Tensor) -> Tensor:
         """Hidden states of the rows, shape (row, hidden)."""
         flat = hidden.reshape(-1, hidden.shape[-1])
+        if self.size and flat.shape[0] != self._positions:
+            raise ProbeError(
+                f"the forward gave hidden states at {flat.shape[0]} positions, expected "
+                f"{self._positions} for `response_mask` of shape "
+                f"{tuple(self.tokens.response_mask.shape)}: the model drops or adds positions "
+                "that the probe does not know of"
+            )
         return flat.index_select(0, self._index.to(hidden.device))
 
     def read(self, hidden: Tensor, head: Head, **options: Any) -> Readout:
@@ -219,25 +230,11 @@ class MicroBatch:
 
     def set_pre(self, read: Readout, step: int) -> None:
         """Fill the columns that are known before the step, and check them."""
-        tokens, b, j = self.tokens, self._b, self._j
-        sequence = _per_token(tokens.sequence, b, j)
-        topk_ids = _numpy(tokens.topk_ids[b, j], np.int32)
-        used = topk_ids >= 0
-        behavior_topk = np.where(
-            used, _numpy(tokens.topk_logprobs[b, j], np.float32), np.float32(np.nan)
-        )
-        behavior = _numpy(tokens.behavior_logprobs[b, j], np.float32)
-        rows: Rows = {
-            "step": np.full(len(b), step, np.int32),
-            "group": _numpy(_per_token(tokens.group, b, j), np.int32),
-            "sequence": _numpy(sequence, np.int32),
-            "position": _positions(_numpy(b, np.int64), _numpy(sequence, np.int64)),
-            "token_id": _numpy(self._ids[:, -1], np.int32),
-            "advantage": _numpy(_per_token(tokens.advantages, b, j), np.float32),
-            "behavior_logprob": behavior,
-            "topk_ids": topk_ids,
-            "topk_behavior_logprobs": behavior_topk,
-            **_policy_columns(read, "pre"),
+        bad = ~read.logsumexp.isfinite()
+        self._refuse_where(bad.cpu(), "the policy before the step is not finite")
+        rows = {
+            **behavior_columns(self.tokens, self._ids[:, -1], step),
+            **policy_columns(read, "pre"),
         }
         self._refuse_where(
             torch.from_numpy(~np.isfinite(rows["advantage"])), "`advantages` is not finite"
@@ -245,33 +242,31 @@ class MicroBatch:
         try:
             # In float64, as every reader of the dump computes.
             topk_support(
-                topk_ids,
-                behavior_topk.astype(np.float64),
+                rows["topk_ids"],
+                rows["topk_behavior_logprobs"].astype(np.float64),
                 rows["topk_pre_logprobs"].astype(np.float64),
                 rows["token_id"],
-                behavior.astype(np.float64),
+                rows["behavior_logprob"].astype(np.float64),
                 rows["pre_logprob"].astype(np.float64),
                 vocab_size=self._vocab_size,
             )
         except SupportError as error:
             raise ProbeError(f"{self._place(error.row)}: {error.reason}") from error
-        # An entry of the top-K may differ from its scalar by rounding; one number is stored.
-        hit = used & (topk_ids == rows["token_id"][:, None])
-        at = hit.argmax(1)
-        listed = hit.any(1)
-        entry = np.take_along_axis(behavior_topk, at[:, None], 1)[:, 0]
-        rows["behavior_logprob"] = np.where(listed, entry, behavior)
+        # They may differ by rounding, as checked above; one number is stored.
+        rows["behavior_logprob"] = entry_or_scalar(rows)
         self._rows = rows
 
     def complete(self, read: Readout) -> Rows:
         """All columns, after the step."""
-        return {**self.rows, **_policy_columns(read, "post")}
+        bad = ~read.logsumexp.isfinite()
+        self._refuse_where(bad.cpu(), "the policy after the step is not finite: it diverged")
+        return {**self.rows, **policy_columns(read, "post")}
 
     def _in_loss(self) -> np.ndarray[Any, Any]:
         """Column in_loss."""
         if self._keep is None:
             return np.ones(len(self._b), np.bool_)
-        return _numpy(
+        return to_numpy(
             self._keep[self._b.to(self._keep.device), self._j.to(self._keep.device)], np.bool_
         )
 
@@ -298,67 +293,17 @@ class MicroBatch:
         return f"response token at row {int(self._b[row])}, position {int(self._j[row])}"
 
 
-def _index_in_head_input(
-    forward: Forward, batch: int, length: int, b: Tensor, j: Tensor
-) -> tuple[Tensor, int]:
-    """Row of the flattened hidden states at j − 1 (−1 where it was left out), and their width."""
-    grid = torch.arange(batch * length, device=b.device).view(batch, length)
-    kept: Any = None
-    if forward.from_head:
-        kept = forward.call.argument("logits_to_keep")
-        if kept is None:
-            kept = forward.call.argument("num_logits_to_keep")
+def _kept_positions(forward: Forward, batch: int, length: int, device: torch.device) -> Tensor:
+    """Position b · L + j of each hidden state, in the shape that they have without their axis."""
+    grid = torch.arange(batch * length, device=device).view(batch, length)
+    if not forward.from_head:
+        return grid
+    kept: Any = forward.call.argument("logits_to_keep")
+    if kept is None:
+        kept = forward.call.argument("num_logits_to_keep")
     if isinstance(kept, Tensor):
-        kept = kept.to(b.device)
-        if kept.ndim == 2 and kept.dtype != torch.bool:
-            grid = grid.gather(1, kept.long())
-        else:
-            grid = grid[kept] if kept.ndim == 2 else grid[:, kept]
-    elif kept is not None:
-        grid = grid[:, -int(kept) :]
-    flat = grid.reshape(-1)
-    if forward.hidden is not None:
-        rows = forward.hidden.numel() // forward.hidden.shape[-1]
-        if rows != flat.numel():
-            raise ProbeError(
-                f"the head got {rows} positions, expected {flat.numel()} of a batch of shape "
-                f"{(batch, length)}: the model drops or adds positions that the probe does not "
-                "know of"
-            )
-    back = torch.full((batch * length,), -1, dtype=torch.long, device=b.device)
-    back[flat] = torch.arange(flat.numel(), device=b.device)
-    return back[b * length + j - 1], grid.shape[-1]
-
-
-def _policy_columns(read: Readout, when: str) -> Rows:
-    """Columns of the policy before or after the step."""
-    logprobs = read.logprobs.cpu().numpy().astype(np.float32)
-    return {
-        f"{when}_logprob": logprobs[:, -1].copy(),
-        f"topk_{when}_logprobs": logprobs[:, :-1].copy(),
-        f"{when}_collision": read.collision.cpu().numpy().astype(np.float32),
-        f"{when}_entropy": read.entropy.cpu().numpy().astype(np.float32),
-    }
-
-
-def _per_token(values: Tensor, b: Tensor, j: Tensor) -> Tensor:
-    """Values a sequence or a token, at the rows."""
-    return values[b] if values.ndim == 1 else values[b, j]
-
-
-def _positions(b: np.ndarray[Any, Any], sequence: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Count the response tokens of each sequence from 0; rows come in order of (b, j)."""
-    fresh = np.ones(len(b), np.bool_)
-    fresh[1:] = (b[1:] != b[:-1]) | (sequence[1:] != sequence[:-1])
-    starts = np.flatnonzero(fresh)
-    counted: np.ndarray[Any, Any] = np.arange(len(b)) - starts[np.cumsum(fresh) - 1]
-    return counted.astype(np.int32)
-
-
-def _numpy(values: Tensor, dtype: Any) -> np.ndarray[Any, Any]:
-    """To NumPy; through float32 where NumPy has no such type."""
-    values = values.detach().cpu()
-    if values.dtype == torch.bfloat16:
-        values = values.float()
-    found: np.ndarray[Any, Any] = values.numpy().astype(dtype)
-    return found
+        kept = kept.to(device)
+        if kept.ndim == 1:
+            return grid[:, kept]
+        return grid[kept] if kept.dtype == torch.bool else grid.gather(1, kept.long())
+    return grid if kept is None else grid[:, -int(kept) :]

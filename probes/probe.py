@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from .behavior import ResponseTokens
 from .errors import ProbeError
+from .forward import Forward
 from .head import Head
 from .microbatch import MicroBatch, Rows
-from .readout import Readout
+from .reading import PolicyReader, Pre
 from .unwrap import unwrap_model, unwrap_optimizer
-from .watch import Forward, Watcher
-
-Pre = Literal["auto", "training", "matching"]
-_PRE: Final = ("auto", "training", "matching")
+from .watch import Watcher
 
 
 class UpdateProbe:
@@ -98,10 +96,6 @@ class UpdateProbe:
         token_chunk: int = 512,
         vocab_chunk: int = 4096,
     ) -> None:
-        if pre not in _PRE:
-            raise ProbeError(f"`pre` must be one of {', '.join(_PRE)}, got {pre!r}")
-        if not temperature > 0:
-            raise ProbeError(f"`temperature` must be positive, got {temperature}")
         outer, self.model = unwrap_model(model)
         self.optimizer, found = unwrap_optimizer(optimizer, self.model)
         self.scaler = found if scaler is None else scaler
@@ -114,24 +108,17 @@ class UpdateProbe:
         self.step = step
         self.dropped_steps = 0
         self.dropped_tokens = 0
-        self._reading = {
-            "temperature": temperature,
-            "token_chunk": token_chunk,
-            "vocab_chunk": vocab_chunk,
-        }
         self._watcher = Watcher(
             outer, self.model, self.head.module, wanted=self._is_awaited, seen=self._on_forward
         )
-        if pre == "training" and self._watcher.compiled:
-            raise ProbeError(
-                "`pre` cannot be 'training' for a compiled model: hooks inside it are ignored, "
-                "so its hidden states cannot be seen; leave it at 'auto'"
-            )
-        self._pre: Pre = "matching" if self._watcher.compiled else pre
-        self._verified: bool | None = None
-        self._unproved = True
-        self._exact: bool | None = None
-        self._hidden_dtype: torch.dtype | None = None
+        self._reader = PolicyReader(
+            self.head,
+            self._watcher,
+            pre=pre,
+            temperature=temperature,
+            token_chunk=token_chunk,
+            vocab_chunk=vocab_chunk,
+        )
         self._pending: list[MicroBatch] = []
         self._awaited: MicroBatch | None = None
         self._handles: list[RemovableHandle] = []
@@ -194,16 +181,7 @@ class UpdateProbe:
             held against the model's own logits (there are none where the loss is fused);
             `exact` whether the same forward made twice gave the same bits.
         """
-        hidden, weight = self._hidden_dtype, self.head.weight.dtype
-        return {
-            "hidden_dtype": str(hidden).removeprefix("torch."),
-            "head_dtype": str(weight).removeprefix("torch."),
-            "accumulation": "float64" if torch.float64 in (hidden, weight) else "float32",
-            "logits_rounded": False,
-            "forward": self._pre,
-            "verified": self._verified,
-            "exact": self._exact,
-        }
+        return self._reader.metadata
 
     def expect(self, tokens: ResponseTokens) -> MicroBatch:
         """Announce the next training forward; call it once before each.
@@ -267,69 +245,11 @@ class UpdateProbe:
                 "(or scaler=False if there is none)"
             )
         batch.receive(forward, self.head.vocab_size)
-        read = self._read_pre(batch, forward)
+        read = self._reader.before(batch, forward)
         forward.hidden = None
         batch.set_pre(read, self.step)
         self._pending.append(batch)
         self._awaited = None
-
-    def _read_pre(self, batch: MicroBatch, forward: Forward) -> Readout:
-        """Read *pre* from the training forward, or from a matching one."""
-        if not batch.size:
-            return self._read_nothing(batch)
-        if self._verified is None:
-            return self._read_first(batch, forward)
-        if self._pre == "training" and forward.hidden is not None:
-            return batch.read(forward.hidden, self.head, **self._reading)
-        return self._read_again(batch, forward)[1]
-
-    def _read_first(self, batch: MicroBatch, forward: Forward) -> Readout:
-        """Decide where *pre* comes from: prove that a forward made again gives the same bits."""
-        trained = forward.hidden
-        if self._pre != "matching" and trained is not None:
-            asked, self._pre = self._pre, "training"
-            hidden, read = self._read_again(batch, forward, verify=True)
-            if _same_bits(batch.select(trained), batch.select(hidden)):
-                self._exact = True
-                return read
-            if asked == "training":
-                raise ProbeError(
-                    "the training forward made again with the same inputs and weights gives "
-                    "other hidden states, so `pre` from it could not be compared with `post`; "
-                    "use pre='auto'"
-                )
-        self._pre = "matching"
-        hidden, read = self._read_again(batch, forward, verify=True)
-        once_more = self._watcher.again(forward, grad=False).hidden
-        self._exact = _same_bits(batch.select(hidden), batch.select(once_more))
-        return read
-
-    def _read_again(
-        self, batch: MicroBatch, forward: Forward, *, verify: bool = False
-    ) -> tuple[Tensor, Readout]:
-        """Make a forward again and read it; with `verify` hold it against the model's logits."""
-        columns = batch.columns() if verify and forward.shortens else None
-        grad = forward.call.grad and self._pre == "training"
-        again = self._watcher.again(forward, grad=grad, columns=columns)
-        hidden = again.hidden
-        read = batch.read(hidden, self.head, **self._reading)
-        self._hidden_dtype = hidden.dtype
-        if verify:
-            own = self._watcher.own_logits
-            logits = _logits(again.output) if forward.from_head else own(forward)
-            if logits is not None:
-                dtypes = again.dtypes | {hidden.dtype, logits.dtype, self.head.weight.dtype}
-                dtypes |= {dtype for _, enabled, dtype in forward.call.autocast if enabled}
-                batch.check_logits(
-                    logits, columns, self.head, read, temperature=self.temperature, dtypes=dtypes
-                )
-            self._verified = logits is not None
-        return hidden, read
-
-    def _read_nothing(self, batch: MicroBatch) -> Readout:
-        """Read a micro-batch without response tokens."""
-        weight = self.head.weight
-        return batch.read(weight.new_empty(0, weight.shape[1]), self.head, **self._reading)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Optimizer hook; makes no forward: that would corrupt sharded models."""
@@ -353,10 +273,7 @@ class UpdateProbe:
         done = []
         for batch in pending:
             if batch.size and batch.forward is not None:
-                # Once after a step too: what an adapter on the head adds may begin at zero.
-                _, read = self._read_again(batch, batch.forward, verify=self._unproved)
-                self._unproved = False
-                done.append(batch.complete(read))
+                done.append(batch.complete(self._reader.after(batch, batch.forward)))
                 batch.forward = None
         self.step += 1
         for rows in done:
@@ -378,24 +295,3 @@ class UpdateProbe:
         self.dropped_steps += 1
         self.dropped_tokens += sum(batch.size for batch in self._pending)
         self._pending = []
-
-
-def _logits(output: Any) -> Tensor | None:
-    """Logits in what a model returns."""
-    if isinstance(output, dict):
-        output = output.get("logits")
-    elif isinstance(output, tuple):
-        output = next((part for part in output if _is_logits(part)), None)
-    elif not isinstance(output, Tensor):
-        output = getattr(output, "logits", None)
-    return output.detach() if _is_logits(output) else None
-
-
-def _is_logits(value: Any) -> bool:
-    """Whether this can be logits: neither a loss nor a mask."""
-    return isinstance(value, Tensor) and value.ndim in (2, 3) and value.is_floating_point()
-
-
-def _same_bits(first: Tensor, second: Tensor) -> bool:
-    """Equal everywhere, NaN with NaN."""
-    return bool(((first == second) | (first.isnan() & second.isnan())).all())

@@ -98,6 +98,11 @@ def unwrap_optimizer(optimizer: Any, model: nn.Module) -> tuple[Optimizer, Any]:
         raise ProbeError(
             f"`optimizer` must be a torch.optim.Optimizer, got {type(optimizer).__name__}"
         )
+    if "_optimizer_step_post_hooks" not in vars(optimizer):
+        raise ProbeError(
+            f"{type(optimizer).__name__} has no step hooks, since it never called "
+            "Optimizer.__init__; give the optimizer that it wraps"
+        )
     own = {id(parameter) for parameter in model.parameters()}
     for index, group in enumerate(optimizer.param_groups):
         foreign = sum(id(parameter) not in own for parameter in group["params"])

@@ -1,8 +1,7 @@
-"""Hooks that see a training forward, and the same forward made again."""
+"""Hooks that see a training forward."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from .errors import ProbeError
+from .forward import Forward, body_output, head_input
 from .replay import (
     Call,
     Copies,
@@ -22,57 +22,6 @@ from .replay import (
     is_compiled,
     is_optimized_module,
 )
-
-_PLAIN_INPUTS = ("input_ids", "attention_mask", "position_ids")
-
-
-@dataclass
-class Forward:
-    """One training forward, with what is needed to make it again.
-
-    Attributes
-    ----------
-    call : Call
-        The call that gives the hidden states: of the whole model, or of its body where the
-        head was not called on what the body gave (fused losses, a caller with a head of its
-        own).
-    from_head : bool
-        Whether the hidden states are what enters the head; else they are the body's output.
-    hidden : Tensor or None
-        Hidden states of the training forward itself, shape (B, L', H) or (rows, H), without
-        graph; None where they cannot be seen (compiled models).
-    buffers : dict of id to Tensor, or None
-        Copies of the buffers where the forward wrote to them.
-    """
-
-    call: Call
-    from_head: bool
-    hidden: Tensor | None
-    buffers: dict[int, Tensor] | None
-
-    @property
-    def shortens(self) -> bool:
-        """Whether the model can be made to give the logits of some positions only."""
-        return self.from_head and self.call.can_shorten
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """What a forward made again gave.
-
-    Attributes
-    ----------
-    hidden : Tensor
-        Hidden states, without graph.
-    output : Any
-        What the call returned.
-    dtypes : set of torch.dtype
-        Of the logits as they left the head, before a wrapper turned them into another.
-    """
-
-    hidden: Tensor
-    output: Any
-    dtypes: set[torch.dtype]
 
 
 @dataclass
@@ -90,7 +39,7 @@ class _Trace:
 
 
 class Watcher:
-    """Sees the calls of a model, its body and its head, and makes them again.
+    """Sees the calls of a model, its body and its head.
 
     Parameters
     ----------
@@ -165,91 +114,9 @@ class Watcher:
             self._compiled_call = None
         self._trace = None
 
-    def again(self, forward: Forward, *, grad: bool, columns: Tensor | None = None) -> Replayed:
-        """Make a forward again with the weights as they are now.
-
-        Parameters
-        ----------
-        forward : Forward
-            As it was seen.
-        grad : bool
-            Whether gradients are on.
-        columns : Tensor of int, optional
-            Positions of the head's input at which the model's own logits are wanted; where the
-            model can leave positions out, it gets no others. By default one.
-
-        Returns
-        -------
-        Replayed
-            Hidden states of the shape of the training forward's.
-
-        Raises
-        ------
-        ProbeError
-            The head was not called exactly once.
-        """
-        call, inputs = forward.call, list[Tensor]()
-        dtypes: set[torch.dtype] = set()
-        shorten = forward.shortens
-
-        def look(
-            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-        ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-            if torch.compiler.is_compiling():
-                return None
-            hidden = _first(args, kwargs)
-            inputs.append(hidden.detach())
-            if not shorten:
-                return None
-            axis = hidden.ndim - 2
-            wanted = torch.zeros(1, dtype=torch.long) if columns is None else columns
-            few = hidden.index_select(axis, wanted.to(hidden.device))
-            return ((few, *args[1:]), kwargs) if args else ((few,), {})
-
-        def note(module: nn.Module, args: tuple[Any, ...], logits: Any) -> None:
-            if isinstance(logits, Tensor):
-                dtypes.add(logits.dtype)
-
-        handles = (
-            self._head.register_forward_pre_hook(look, with_kwargs=True),
-            self._head.register_forward_hook(note),
-        )
-        try:
-            with self._pause():
-                output = call.again(grad=grad, without_labels=shorten, buffers=forward.buffers)
-        finally:
-            for handle in handles:
-                handle.remove()
-        if not forward.from_head:
-            return Replayed(_body_output(output), output, dtypes)
-        if len(inputs) != 1:
-            raise ProbeError(
-                f"the head was called {len(inputs)} times in one forward, expected once"
-            )
-        return Replayed(inputs[0], output, dtypes)
-
-    def own_logits(self, forward: Forward) -> Tensor | None:
-        """Logits of the whole model where only its body was called; None if it gives none."""
-        if forward.from_head or "forward" in vars(self.model):
-            return None  # a forward that was replaced may not give logits any more
-        given = {name: forward.call.argument(name) for name in _PLAIN_INPUTS}
-        call = Call.capture(
-            self.model, (), {name: value for name, value in given.items() if value is not None}, {}
-        )
-        call = dataclasses.replace(
-            call,
-            random=forward.call.random,
-            autocast=forward.call.autocast,
-            attention=forward.call.attention,
-        )
-        with self._pause():
-            output = call.again(grad=False, without_labels=False, buffers=forward.buffers)
-        logits = getattr(output, "logits", None)
-        return logits.detach() if isinstance(logits, Tensor) else None
-
     @contextmanager
-    def _pause(self) -> Iterator[None]:
-        """Ignore the probe's own forwards."""
+    def paused(self) -> Iterator[None]:
+        """Ignore what is called within: the probe's own forwards."""
         self._paused = True
         try:
             yield
@@ -300,14 +167,14 @@ class Watcher:
         """After the body."""
         if self._ignored() or self._trace is None:
             return
-        self._trace.body_output = _body_output(output)
+        self._trace.body_output = body_output(output)
         if self._trace.owner is module:
             self._finish()
 
     def _enter_head(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before the head."""
         if not self._ignored() and self._trace is not None:
-            self._trace.head_inputs.append(_first(args, kwargs).detach())
+            self._trace.head_inputs.append(head_input(args, kwargs).detach())
 
     def _finish(self) -> None:
         """Decide where the hidden states come from, and hand the forward on."""
@@ -336,25 +203,3 @@ def _body(model: nn.Module) -> nn.Module | None:
     getter = getattr(model, "get_decoder", None)
     body = getter() if callable(getter) else None
     return body if isinstance(body, nn.Module) and body is not model else None
-
-
-def _body_output(output: Any) -> Tensor:
-    """Last hidden state in what a body returns."""
-    hidden = getattr(output, "last_hidden_state", None)
-    if hidden is None and isinstance(output, tuple):
-        hidden = output[0]
-    if hidden is None:
-        hidden = output
-    if not isinstance(hidden, Tensor):
-        raise ProbeError(
-            f"the model's body returned {type(hidden).__name__}, which holds no hidden states"
-        )
-    return hidden.detach()
-
-
-def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Input of the head."""
-    value = args[0] if args else next(iter(kwargs.values()))
-    if not isinstance(value, Tensor):
-        raise ProbeError(f"the head got {type(value).__name__}, expected hidden states")
-    return value

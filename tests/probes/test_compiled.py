@@ -96,7 +96,9 @@ def check(way: Compile, backend: str, *, warm: bool) -> None:
     assert not still.deltas().any()
 
 
-@pytest.mark.parametrize(("way", "warm"), [(whole, False), (in_place, True)])
+@pytest.mark.parametrize(
+    ("way", "warm"), [(whole, False), pytest.param(in_place, True, marks=pytest.mark.slow)]
+)
 def test_weights_are_bit_identical_and_a_step_of_length_zero_changes_nothing(
     way: Compile, warm: bool
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -223,3 +224,42 @@ def test_impossible_tokens_are_refused_by_name(
         with pytest.raises(ProbeError, match=message):
             model(**each.inputs)
         probe.discard()
+
+
+def test_a_policy_that_diverged_is_named() -> None:
+    model = tiny("llama")
+    each = batch(model)
+    optimizer = adamw(model, lr=float("inf"))
+    with UpdateProbe(model, optimizer, Sink()) as probe:
+        probe.expect(each.tokens)
+        backward(surrogate(model(**each.inputs).logits, each))
+        with pytest.raises(ProbeError, match=PLACE + "the policy after the step is not finite"):
+            optimizer.step()
+        probe.expect(each.tokens)
+        with pytest.raises(ProbeError, match=PLACE + "the policy before the step is not finite"):
+            model(**each.inputs)
+        probe.discard()
+
+
+@pytest.mark.parametrize(
+    "keep", [np.ones(3, np.bool_), np.ones(16), torch.ones(3, 9, dtype=torch.bool)]
+)
+def test_a_keep_mask_that_does_not_fit_is_refused(keep: Any) -> None:
+    model = tiny("llama")
+    each = batch(model)
+    with UpdateProbe(model, adamw(model), Sink()) as probe:
+        handle = probe.expect(each.tokens)
+        with pytest.raises(ProbeError, match=r"`keep` must be bool of shape \(\d+,\) or \(3, 10\)"):
+            handle.keep(keep)
+        probe.discard()
+
+
+def test_a_keep_mask_can_come_with_the_tokens() -> None:
+    model = tiny("llama")
+    each = batch(model)
+    keep = torch.rand(3, 10, generator=torch.Generator().manual_seed(0)) > 0.5
+    optimizer = adamw(model)
+    sink = Sink()
+    with UpdateProbe(model, optimizer, sink) as probe:
+        step(model, optimizer, [changed(each, keep=keep)], probe)
+    np.testing.assert_array_equal(sink.column("in_loss"), keep[each.tokens.response_mask])

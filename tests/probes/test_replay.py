@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from deltad.probes import ProbeError, ResponseTokens, UpdateProbe
 
@@ -164,3 +165,72 @@ def test_a_forward_that_cannot_be_made_again_is_refused_or_matched() -> None:
         with pytest.raises(ProbeError, match="gives other hidden states"):
             model(**each.inputs)
         probe.discard()
+
+
+def test_an_exception_in_the_probes_own_forward_leaves_nothing() -> None:
+    model = tiny("llama", **DROPOUT)
+    model.register_buffer("counter", torch.zeros(3))
+    each = batch(model)
+    optimizer = adamw(model)
+    counter = model.counter
+    with UpdateProbe(model, optimizer, Sink()) as probe:
+        probe.expect(each.tokens)
+        backward(surrogate(model(**each.inputs).logits, each))
+        failing = model.model.layers[1].register_forward_pre_hook(lambda *_: 1 / 0)
+        random = torch.get_rng_state()
+        hooks = len(model.lm_head._forward_pre_hooks)
+        model.eval()
+        with pytest.raises(ZeroDivisionError):
+            optimizer.step()
+        failing.remove()
+        assert torch.equal(torch.get_rng_state(), random)
+        assert len(model.lm_head._forward_pre_hooks) == hooks
+        assert not model.lm_head._forward_hooks
+        assert model.counter is counter
+        assert not model.training
+        assert not torch.is_autocast_enabled("cpu")
+        assert torch.is_grad_enabled()
+        # The rows of the step are lost, and the next step is recorded as ever.
+        model.train()
+        sink = Sink()
+        probe.record = sink
+        step(model, optimizer, [each], probe)
+    assert len(sink.calls) == 1
+
+
+def test_the_attention_kernels_of_the_training_forward_are_used() -> None:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    model = tiny("llama")
+    each = batch(model, rows=2)
+    optimizer = adamw(model, lr=0.0)
+    sink = Sink()
+    with UpdateProbe(model, optimizer, sink) as probe:
+        probe.expect(each.tokens)
+        with sdpa_kernel(SDPBackend.MATH):
+            backward(surrogate(model(**each.inputs).logits, each))
+        allowed: Any = torch.backends.cuda.flash_sdp_enabled
+        before = allowed()
+        optimizer.step()
+        assert allowed() == before
+    assert not sink.deltas().any()
+
+
+def test_a_labels_argument_is_left_out_wherever_it_is_given() -> None:
+    seen = []
+
+    class Labelled(Plain):
+        def forward(self, input_ids: Tensor, labels: Any = None, logits_to_keep: int = 0) -> Any:
+            seen.append(labels is not None)
+            return super().forward(input_ids)
+
+    model = Labelled()
+    each = batch(Plain())
+    optimizer = adamw(model)
+    for args, kwargs in (((each.ids, each.ids), {}), ((each.ids,), {"labels": each.ids})):
+        seen.clear()
+        with UpdateProbe(model, optimizer, Sink(), head=model.out, vocab_size=96) as probe:
+            probe.expect(each.tokens)
+            backward(surrogate(model(*args, **kwargs).logits, each))
+            optimizer.step()
+        assert seen == [True, False, False]

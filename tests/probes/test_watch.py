@@ -19,6 +19,7 @@ from .tiny import (
     tiny,
 )
 from .training import (
+    Plain,
     adamw,
     expected_rows,
     reference,
@@ -176,3 +177,18 @@ def test_a_forward_that_failed_can_be_made_again() -> None:
         optimizer.step()
     assert len(sink.column("step")) == int(each.tokens.response_mask.sum())
     assert not sink.deltas().any()
+
+
+def test_positions_that_the_model_adds_are_noticed() -> None:
+    class Prompted(Plain):
+        def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
+            virtual = torch.zeros(input_ids.shape[0], 2, dtype=torch.long)
+            return super().forward(torch.cat([virtual, input_ids], 1))
+
+    model = Prompted()
+    each = batch(Plain())
+    with UpdateProbe(model, adamw(model), Sink(), head=model.out, vocab_size=96) as probe:
+        probe.expect(each.tokens)
+        with pytest.raises(ProbeError, match="hidden states at 36 positions, expected 30"):
+            model(**each.inputs)
+        probe.discard()

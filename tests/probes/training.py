@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from deltad.probes import MicroBatch, ResponseTokens, UpdateProbe
 
@@ -120,8 +126,49 @@ def checkpointed_outside(
             logits: Tensor = model(input_ids=ids, attention_mask=attention_mask).logits
             return logits
 
-        logits = torch.utils.checkpoint.checkpoint(
-            run, each.ids, each.inputs["attention_mask"], use_reentrant=False
+        logits = checkpoint(run, each.ids, each.inputs["attention_mask"], use_reentrant=False)
+        backward(surrogate(logits, each))
+    optimizer.step()
+
+
+def _save_products(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+    if operator is torch.ops.aten.mm.default:
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def checkpointed_in_part(
+    model: Any, optimizer: Optimizer, batches: list[Batch], probe: Any
+) -> None:
+    """Checkpointing around the model that keeps some results, in order of their making."""
+    optimizer.zero_grad()
+    for each in batches:
+        if probe is not None:
+            probe.expect(each.tokens)
+        logits = checkpoint(
+            lambda inputs: model(**inputs).logits,
+            each.inputs,
+            use_reentrant=False,
+            context_fn=partial(create_selective_checkpoint_contexts, _save_products),
+        )
+        backward(surrogate(logits, each))
+    optimizer.step()
+
+
+def checkpointed_reentrant(
+    model: Any, optimizer: Optimizer, batches: list[Batch], probe: Any
+) -> None:
+    """Checkpointing around the model whose first forward runs without gradients."""
+    optimizer.zero_grad()
+    for each in batches:
+        if probe is not None:
+            probe.expect(each.tokens)
+        differentiable = torch.zeros((), requires_grad=True)  # without it there is no backward
+        logits = checkpoint(
+            lambda zero, inputs: model(**inputs).logits + zero,
+            differentiable,
+            each.inputs,
+            use_reentrant=True,
         )
         backward(surrogate(logits, each))
     optimizer.step()
@@ -146,6 +193,8 @@ LOOPS: list[Loop] = [
     step_within_autocast,
     scaled,
     checkpointed_outside,
+    checkpointed_in_part,
+    checkpointed_reentrant,
     decoder_alone,
 ]
 
