@@ -33,12 +33,9 @@ class ProtocolTable:
     refused: dict[str, str]
 
     def to_json_object(self) -> dict[str, Any]:
-        """The tables' objects under `protocols`, and `refused`."""
-        return {
-            "format": 1,
-            "protocols": [table.to_json_object() for table in self.tables],
-            "refused": self.refused,
-        }
+        """The first table's object, with all tables' objects under `protocols`, and `refused`."""
+        objects = [table.to_json_object() for table in self.tables]
+        return {**objects[0], "protocols": objects, "refused": self.refused}
 
     def to_frame(self) -> pd.DataFrame:
         """A DataFrame with a row a protocol, columns as `analysis.export.PROTOCOL_COLUMNS`."""

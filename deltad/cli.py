@@ -312,7 +312,7 @@ def table(
             show_default=_DEFAULT_PROTOCOL,
         ),
     ] = "",
-    seeds: Annotated[bool, typer.Option("--seeds", help="In text, a row a seed too.")] = False,
+    by_seed: Annotated[bool, typer.Option("--by-seed", help="In text, a row a seed too.")] = False,
     bootstrap_seed: BootstrapSeed = 0,
     form: Annotated[str, _format_option(*FORMATS)] = "",
     quiet: Quiet = False,
@@ -348,7 +348,7 @@ def table(
     _write(
         form,
         output,
-        text=lambda: analysis.rate_text(rates, per_seed=seeds),
+        text=lambda: analysis.rate_text(rates, per_seed=by_seed),
         json_object=rates.to_json_object,
         columns=lambda: export.rate_columns(rates),
     )

@@ -154,7 +154,7 @@ def test_undefined_numbers_are_null(tmp_path: Path) -> None:
 
 def test_text_stands_on_base_rate_constant_guess_counts_and_the_papers_numbers(run: Path) -> None:
     found = json.loads(deltad("table", run, "--format", "json").stdout)["summary"]
-    text = deltad("table", run, "--seeds").stdout
+    text = deltad("table", run, "--by-seed").stdout
     for side in ("criterion", "baseline"):
         rate, (low, high) = (found[side][f"unsafe_keep_rate{end}"] for end in ("", "_ci95"))
         assert f"{rate:.3f} [{low:.3f}, {high:.3f}]" in text
@@ -212,6 +212,8 @@ def test_all_protocols_have_a_row_each(run: Path) -> None:
     protocols = ["shared:none", "own", "shared:predictive-kl-aggregated", "shared:ratio"]
     assert [line.split(",")[0] for line in lines[1:]] == protocols
     found = json.loads(deltad("table", run, "--protocol", "all", "--format", "json").stdout)
+    assert found["protocol"] == "shared:none"  # what `table` without `--protocol all` prints
+    assert found["summary"] == found["protocols"][0]["summary"]
     for entry, protocol in zip(found["protocols"], protocols, strict=True):
         alone = deltad("table", run, "--protocol", protocol, "--format", "json").stdout
         assert entry == json.loads(alone)
