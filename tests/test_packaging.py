@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -72,3 +73,13 @@ def test_arrows_point_one_way() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("package", ["deltad.analysis", "deltad.dumps", "deltad.probes"])
+def test_every_lazy_name_is_there(package: str) -> None:
+    module = importlib.import_module(package)
+    assert module.__all__
+    for name in module.__all__:
+        assert getattr(module, name) is not None
+    with pytest.raises(AttributeError, match="nothing_of_this_name"):
+        _ = module.nothing_of_this_name

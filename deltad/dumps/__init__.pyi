@@ -1,0 +1,65 @@
+from .batch import Batch as Batch
+from .columns import COLUMNS as COLUMNS
+from .columns import KEY as KEY
+from .columns import OPTIONAL as OPTIONAL
+from .columns import REQUIRED as REQUIRED
+from .columns import VECTORS as VECTORS
+from .columns import Column as Column
+from .columns import column_reference as column_reference
+from .columns import schema as schema
+from .errors import DumpError as DumpError
+from .errors import Problem as Problem
+from .finding import Finding as Finding
+from .footers import PartFile as PartFile
+from .metadata import FORMAT as FORMAT
+from .metadata import METADATA_KEY as METADATA_KEY
+from .metadata import Metadata as Metadata
+from .prompts import PROMPT_SCHEMA as PROMPT_SCHEMA
+from .prompts import Prompt as Prompt
+from .prompts import read_prompts as read_prompts
+from .prompts import write_prompts as write_prompts
+from .reader import Dump as Dump
+from .reader import part_batches as part_batches
+from .tokens import batch_support as batch_support
+from .tokens import batch_tokens as batch_tokens
+from .tokens import scalar_tokens as scalar_tokens
+from .tokens import token_columns as token_columns
+from .validate import check_dump as check_dump
+from .values import check_batch as check_batch
+from .values import findings as findings
+from .writer import DumpWriter as DumpWriter
+from .writer import part_numbers as part_numbers
+
+__all__ = [
+    "COLUMNS",
+    "FORMAT",
+    "KEY",
+    "METADATA_KEY",
+    "OPTIONAL",
+    "PROMPT_SCHEMA",
+    "REQUIRED",
+    "VECTORS",
+    "Batch",
+    "Column",
+    "Dump",
+    "DumpError",
+    "DumpWriter",
+    "Finding",
+    "Metadata",
+    "PartFile",
+    "Problem",
+    "Prompt",
+    "batch_support",
+    "batch_tokens",
+    "check_batch",
+    "check_dump",
+    "column_reference",
+    "findings",
+    "part_batches",
+    "part_numbers",
+    "read_prompts",
+    "scalar_tokens",
+    "schema",
+    "token_columns",
+    "write_prompts",
+]
