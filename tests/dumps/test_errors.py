@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pickle
 
-import pytest
-
-import deltad.dumps
 from deltad.dumps import DumpError, Problem
 
 
@@ -30,10 +27,3 @@ def test_odd_names_stay_on_one_line_and_print_anywhere() -> None:
     text = str(DumpError("RUN/a\nb\x1b[31m\udcff", "says\r\n  ΔD"))
     assert text == "RUN/a b\\x1b[31m\\udcff: says ΔD"
     text.encode()
-
-
-def test_everything_that_is_exported_exists() -> None:
-    for name in deltad.dumps.__all__:
-        assert getattr(deltad.dumps, name) is not None
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        _ = deltad.dumps.nothing  # type: ignore[attr-defined]
