@@ -107,8 +107,7 @@ class Snapshot:
         """Name of the first parameter that differs from the snapshot; None if none does."""
         names = {id(p): name for name, p in self._model.named_parameters()}
         for parameter, value in self._parameters:
-            same = (parameter == value) | (parameter.isnan() & value.isnan())
-            if not bool(same.all()):
+            if not _equal(parameter, value):
                 return names[id(parameter)]
         return None
 
@@ -205,6 +204,13 @@ def _zero_step(optimizer: Any, snapshot: Snapshot, update: Callable[[str], objec
             f"{type(optimizer).__name__} (or a schedule stepped within the update) still changes "
             "the weights, so it has no zero-step arm"
         )
+
+
+def _equal(first: Tensor, second: Tensor) -> bool:
+    """Equal everywhere, NaN with NaN and −0 with 0; bytes where torch compares no such type."""
+    if first.is_floating_point() and first.dtype.itemsize == 1:
+        return torch.equal(first.view(torch.uint8), second.view(torch.uint8))
+    return bool(((first == second) | (first.isnan() & second.isnan())).all())
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:

@@ -334,3 +334,16 @@ def test_arms_that_make_no_sense_are_refused(
     optimizer = adamw(model)
     with pytest.raises(ProbeError, match=message):
         branch(model, optimizer, arms, lambda _: None, go_on=go_on)
+
+
+def test_weights_of_eight_bits_are_part_of_the_state() -> None:
+    model = tiny()
+    frozen = torch.nn.Parameter(torch.ones(3).to(torch.float8_e4m3fn), requires_grad=False)
+    model.register_parameter("scales", frozen)
+    each = batch(model)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    snapshot = Snapshot(model, optimizer)
+    assert snapshot.moved() is None
+    frozen.data = torch.zeros(3).to(torch.float8_e4m3fn)
+    assert snapshot.moved() == "scales"
+    branch(model, optimizer, [ZERO_STEP], lambda _: step(model, optimizer, [each]), go_on=None)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from deltad.probes import ProbeError, ResponseTokens, UpdateProbe
+from deltad.probes.reading import Pre
 
 from .tiny import (
     Sink,
@@ -234,3 +235,25 @@ def test_a_labels_argument_is_left_out_wherever_it_is_given() -> None:
             backward(surrogate(model(*args, **kwargs).logits, each))
             optimizer.step()
         assert seen == [True, False, False]
+
+
+def test_gradients_are_on_as_in_the_training_forward() -> None:
+    seen = []
+
+    class Telling(Plain):
+        def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
+            seen.append(torch.is_grad_enabled())
+            return super().forward(input_ids)
+
+    model = Telling()
+    each = batch(Plain())
+    optimizer = adamw(model)
+    expected: dict[Pre, list[bool]] = {
+        "training": [True, True, True],  # in training, tried once, after the step
+        "matching": [True, False, False, False],
+    }
+    for pre, modes in expected.items():
+        seen.clear()
+        with UpdateProbe(model, optimizer, Sink(), head=model.out, vocab_size=96, pre=pre) as probe:
+            step(model, optimizer, [each], probe)
+        assert seen == modes

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from deltad.probes import ProbeError, UpdateProbe
 
@@ -192,3 +193,27 @@ def test_positions_that_the_model_adds_are_noticed() -> None:
         with pytest.raises(ProbeError, match="hidden states at 36 positions, expected 30"):
             model(**each.inputs)
         probe.discard()
+
+
+def test_a_checkpoint_that_is_recomputed_is_not_taken_for_the_forward_announced() -> None:
+    model = tiny("llama", attention_dropout=0.2)
+    batches = [batch(model, seed=seed) for seed in range(2)]
+    optimizer = adamw(model, lr=0.0)
+    sink = Sink()
+
+    def run(ids: Tensor, attention_mask: Tensor) -> Tensor:
+        logits: Tensor = model(input_ids=ids, attention_mask=attention_mask).logits
+        return logits
+
+    with UpdateProbe(model, optimizer, sink) as probe:
+        for each, following in zip(batches, [batches[1], None], strict=True):
+            if each is batches[0]:
+                probe.expect(each.tokens)
+            logits = checkpoint(run, each.ids, each.inputs["attention_mask"], use_reentrant=False)
+            if following is not None:
+                probe.expect(following.tokens)
+            backward(surrogate(logits, each))
+        optimizer.step()
+    expected = np.concatenate([each.ids[each.tokens.response_mask] for each in batches])
+    np.testing.assert_array_equal(sink.column("token_id"), expected)
+    assert not sink.deltas().any()
