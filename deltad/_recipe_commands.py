@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import signal
 import types
 import typing
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -84,15 +86,16 @@ def record_dump(
     from deltad.probes.recipes import WorkerError, record
 
     try:
-        done = record(
-            recipe,
-            folder,
-            seeds=seeds,
-            workers=workers,
-            resume=resume,
-            store=store,
-            quiet=quiet,
-        )
+        with _termination_as_interruption():
+            done = record(
+                recipe,
+                folder,
+                seeds=seeds,
+                workers=workers,
+                resume=resume,
+                store=store,
+                quiet=quiet,
+            )
     except KeyboardInterrupt:
         complain(f"interrupted; complete seeds are in {folder}: give --resume to go on")
         raise typer.Exit(INTERRUPTED) from None
@@ -100,6 +103,20 @@ def record_dump(
         complain(f"{error}; other seeds are kept in {folder}: give --resume to go on")
         raise typer.Exit(FAILED) from None
     note(f"{len(done)} seeds recorded into {folder}", quiet=quiet)
+
+
+@contextmanager
+def _termination_as_interruption() -> Iterator[None]:
+    """Let SIGTERM stop the workers and tidy up, as Ctrl-C does."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _help(recipe: type[Recipe]) -> str:

@@ -290,6 +290,7 @@ def _optimizer(recipe: Recipe, policy: SharedPrefix) -> torch.optim.Optimizer:
         lr=recipe.lr,
         betas=(recipe.beta1, recipe.beta2),
         weight_decay=recipe.weight_decay,
+        fused=True,  # one pass over the state instead of eight
     )
 
 

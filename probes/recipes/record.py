@@ -88,7 +88,8 @@ def record(
     Raises
     ------
     RecipeError
-        The folder is not empty and `resume` is not set, or it holds another recipe's dump.
+        The folder is not empty and `resume` is not set, or it holds another recipe's dump, or
+        something that the recipe needs is missing.
     WorkerError
         A seed failed or a worker died; what else was recorded is kept.
     KeyboardInterrupt
@@ -187,7 +188,7 @@ def _threads_put_back(here: bool) -> Iterator[None]:
 
 
 def _tidy(recipe: Recipe, folder: Path, seeds: list[int]) -> None:
-    """Remove what killed workers left: files aside, and seeds of which an arm is missing."""
+    """Remove what is not whole: files aside, seeds of which an arm is missing, empty folders."""
     for leftover in folder.glob("_writing.*.tmp"):
         leftover.unlink(missing_ok=True)
     for seed in seeds:
@@ -196,9 +197,9 @@ def _tidy(recipe: Recipe, folder: Path, seeds: list[int]) -> None:
         for part in folder.glob(f"arm=*/seed={seed}"):
             shutil.rmtree(part)
         shutil.rmtree(folder / "_prompts" / f"seed={seed}", ignore_errors=True)
-    for arm in (*folder.glob("arm=*"), folder / "_prompts"):
-        if arm.is_dir() and not any(arm.iterdir()):
-            arm.rmdir()
+    for place in (*folder.glob("arm=*"), folder / "_prompts", folder):
+        if place.is_dir() and not any(place.iterdir()):
+            place.rmdir()
 
 
 @contextmanager
@@ -236,6 +237,11 @@ class _Watcher:
             self._prepare(message)
             return
         self._done += message.done
+        if message.done and not self._bars.console.is_terminal:
+            # In a log no bar moves: a line a seed instead.
+            self._bars.console.print(
+                f"{self._name}: seed {message.seed} recorded, {self._done} of {self._count}"
+            )
         at = "" if message.done else f" · seed {message.seed}: {message.text}"
         self._bars.update(
             self._seeds,

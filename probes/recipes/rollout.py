@@ -151,20 +151,26 @@ def sample(
     model: Any,
     prompts: Sequence[Sequence[int]],
     *,
+    responses: int,
     generator: torch.Generator,
     temperature: float,
     max_new_tokens: int,
     stop: Tensor,
     pad_id: int,
-) -> list[tuple[tuple[int, ...], bool]]:
-    """Sample one response to each prompt with a key-value cache.
+) -> list[list[tuple[tuple[int, ...], bool]]]:
+    """Sample responses to each prompt with a key-value cache.
+
+    What all prompts begin with is computed once, and what a prompt adds to it once for all of
+    its responses.
 
     Parameters
     ----------
     model
         A causal language model of transformers.
     prompts
-        Ids of each; what all have in common at the start is computed once.
+        Ids of each.
+    responses
+        Responses to a prompt.
     generator
         Where the randomness comes from; the result depends on nothing else.
     temperature, max_new_tokens
@@ -176,19 +182,20 @@ def sample(
 
     Returns
     -------
-    list of (ids, stopped)
-        In the order of the prompts; `ids` ends with the stopping id where `stopped`.
+    list of list of (ids, stopped)
+        A list a prompt; `ids` ends with the stopping id where `stopped`.
     """
     shared = common_prefix(prompts)
     cache = prefix_cache(model, torch.tensor(prompts[0][:shared], dtype=torch.long), len(prompts))
     ids, present = pad_left([prompt[shared:] for prompt in prompts], pad_id)
     mask = torch.cat([torch.ones(len(prompts), shared, dtype=torch.bool), present], dim=1)
     positions = (mask.long().cumsum(1) - 1).clamp(min=0)[:, shared:]
-    responses: list[list[int]] = [[] for _ in prompts]
-    stopped = [False] * len(prompts)
-    active = torch.arange(len(prompts))
+    count = len(prompts) * responses
+    drawn: list[list[int]] = [[] for _ in range(count)]
+    stopped = [False] * count
+    active = torch.arange(count)
     argument = cache_argument(model)
-    for _ in range(max_new_tokens):
+    for index in range(max_new_tokens):
         logits = model(
             input_ids=ids,
             attention_mask=mask.long(),
@@ -197,10 +204,15 @@ def sample(
             logits_to_keep=1,
             **{argument: cache},
         ).logits[:, -1]
+        if index == 0:
+            logits, mask, positions = (
+                each.repeat_interleave(responses, dim=0) for each in (logits, mask, positions)
+            )
+            cache.batch_repeat_interleave(responses)
         probabilities = torch.softmax(logits.float() / temperature, dim=-1)
         chosen = torch.multinomial(probabilities, 1, generator=generator)[:, 0]
         for row, token in zip(active.tolist(), chosen.tolist(), strict=True):
-            responses[row].append(token)
+            drawn[row].append(token)
             stopped[row] = bool(stop[token])
         going_on = ~stop[chosen]
         if not going_on.any():
@@ -209,15 +221,13 @@ def sample(
             kept = going_on.nonzero()[:, 0]
             cache.batch_select_indices(kept)
             active, chosen, mask, positions = (
-                active[kept],
-                chosen[kept],
-                mask[kept],
-                positions[kept],
+                each[kept] for each in (active, chosen, mask, positions)
             )
         ids = chosen[:, None]
         mask = torch.cat([mask, torch.ones(len(mask), 1, dtype=torch.bool)], dim=1)
         positions = positions[:, -1:] + 1
-    return [(tuple(response), ended) for response, ended in zip(responses, stopped, strict=True)]
+    found = [(tuple(ids), ended) for ids, ended in zip(drawn, stopped, strict=True)]
+    return [found[start : start + responses] for start in range(0, count, responses)]
 
 
 def mixed_groups(
@@ -258,15 +268,15 @@ def mixed_groups(
     for problems in _problem_batches(recipe, world, count, source):
         sampled = sample(
             world.model,
-            [problem.prompt_ids for problem in problems for _ in range(recipe.responses)],
+            [problem.prompt_ids for problem in problems],
+            responses=recipe.responses,
             generator=generator,
             temperature=recipe.temperature,
             max_new_tokens=recipe.max_new_tokens,
             stop=world.stop,
             pad_id=world.pad_id,
         )
-        for i, problem in enumerate(problems):
-            own = sampled[i * recipe.responses : (i + 1) * recipe.responses]
+        for problem, own in zip(problems, sampled, strict=True):
             rewards = tuple(world.reward(problem, ids, stopped) for ids, stopped in own)
             tried += 1
             rewards_seen += sum(rewards) / len(rewards)

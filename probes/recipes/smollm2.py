@@ -35,9 +35,9 @@ class SmolLM2Recipe(Recipe):
     default_seeds: ClassVar[int] = 12
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "warm-adamw": {},
-        "fresh-adamw": {"warmup_updates": 0},
-        "sgd": {"optimizer": "sgd", "lr": 0.01, "warmup_updates": 0},
-        "few-outside": {"lr": 1e-6},
+        "fresh-adamw": {"warmup_updates": 0, "lr": 5e-6},
+        "sgd": {"optimizer": "sgd", "lr": 4e-3, "warmup_updates": 0},
+        "few-outside": {"lr": 1.5e-5},
         "fp8": {"behavior_weights": "fp8"},
     }
     variants_help: ClassVar[Mapping[str, str]] = {
@@ -51,7 +51,7 @@ class SmolLM2Recipe(Recipe):
     minibatches: int = option(6, "Optimizer steps through the rollout batch.", minimum=1)
     prompts: int = option(2, "Prompts (groups) in a minibatch.", minimum=1)
     max_new_tokens: int = option(16, "Longest response, in tokens.", minimum=1)
-    lr: float = option(5e-6, "Learning rate, constant.", minimum=0.0)
+    lr: float = option(4e-5, "Learning rate, constant.", minimum=0.0)
     warmup_updates: int = option(
         8,
         "Unmasked on-policy updates on other batches before all seeds, the same for each, so that "

@@ -19,6 +19,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, Protocol
 
+from deltad.dumps import DumpError
+
+from .recipe import RecipeError
+
 Report = Callable[[str, float], None]
 """Progress of a piece of work: what it is, and the share done in [0, 1]."""
 
@@ -57,6 +61,7 @@ class _Failure:
     seed: int | None
     message: str
     trace: str
+    ours: bool
 
 
 @dataclass
@@ -91,6 +96,8 @@ def run(job: Job, seeds: Sequence[int], *, workers: int, watch: Callable[[Progre
 
     Raises
     ------
+    RecipeError
+        The shared work cannot be done.
     WorkerError
         A seed failed or a worker died. Seeds that were running by then are finished first.
     KeyboardInterrupt
@@ -142,7 +149,7 @@ def _prepare(worker: _Worker, watch: Callable[[Progress], None]) -> None:
         except EOFError:
             raise _death(worker) from None
         if isinstance(message, _Failure):
-            raise _failed(message)
+            raise RecipeError(message.message) if message.ours else _failed(message)
         watch(message)
         if message.done:
             return
@@ -249,17 +256,13 @@ def _serve(connection: Connection, job: Job) -> None:
         return  # the parent is gone or wants no more
     except Exception as error:
         with suppress(BrokenPipeError, ConnectionResetError):
-            connection.send(_Failure(seed, _sentence(error), traceback.format_exc()))
+            ours = isinstance(error, RecipeError | DumpError | OSError)
+            message = str(error) if ours else _sentence(error)
+            connection.send(_Failure(seed, message, traceback.format_exc(), ours))
 
 
 def _sentence(error: Exception) -> str:
-    """Message of an exception; the kind and the place too where it is not one of ours."""
-    from deltad.dumps import DumpError
-
-    from .recipe import RecipeError
-
-    if isinstance(error, RecipeError | DumpError | OSError):
-        return str(error)
+    """Kind, place and message of an exception that is not one of ours."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     place = f"{os.path.basename(last.filename)}:{last.lineno}"
     return f"{type(error).__name__} at {place}: {error}"

@@ -26,8 +26,11 @@ from .micro import micro, small_model
 NEVER = torch.zeros(72, dtype=torch.bool)
 
 
-def draw(prompts: list[list[int]], seed: int = 0, **options: Any) -> list[tuple[Any, bool]]:
+def draw(
+    prompts: list[list[int]], seed: int = 0, **options: Any
+) -> list[list[tuple[tuple[int, ...], bool]]]:
     settings: dict[str, Any] = {
+        "responses": 1,
         "temperature": 1.0,
         "max_new_tokens": 5,
         "stop": NEVER,
@@ -73,7 +76,9 @@ def test_prefix_leaves_each_row_something(rows: list[list[int]], length: int) ->
 def test_cold_sampling_is_greedy_decoding_of_each_prompt_alone(prompts: list[list[int]]) -> None:
     """Prefix cache, padding and key-value cache change nothing."""
     model = small_model()
-    for prompt, (response, stopped) in zip(prompts, draw(prompts, temperature=1e-4), strict=True):
+    cold = draw(prompts, temperature=1e-4, responses=2)
+    for prompt, ((response, stopped), twin) in zip(prompts, cold, strict=True):
+        assert twin == (response, stopped)
         ids = list(prompt)
         with torch.no_grad():
             for _ in range(5):
@@ -85,7 +90,7 @@ def test_cold_sampling_is_greedy_decoding_of_each_prompt_alone(prompts: list[lis
 def test_responses_end_with_a_stopping_id_and_others_go_on_unharmed() -> None:
     stop = torch.arange(72) % 3 == 0
     prompts = [[5, 6, i % 60] for i in range(40)]
-    found = draw(prompts, stop=stop, max_new_tokens=6)
+    found = [each for part in draw(prompts, stop=stop, max_new_tokens=6) for each in part]
     assert {stopped for _, stopped in found} == {True, False}
     for response, stopped in found:
         assert stopped == (response[-1] % 3 == 0)
@@ -99,7 +104,7 @@ def test_first_tokens_follow_the_policy(temperature: float) -> None:
     with torch.no_grad():
         logits = small_model()(input_ids=torch.tensor([[5, 6, 7]])).logits[0, -1]
     expected = torch.softmax(logits.double() / temperature, 0) * count
-    found = draw([[5, 6, 7]] * count, max_new_tokens=1, temperature=temperature)
+    (found,) = draw([[5, 6, 7]], responses=count, max_new_tokens=1, temperature=temperature)
     observed = torch.bincount(torch.tensor([r[0] for r, _ in found]), minlength=72)
     large = expected > 5
     chi_square = float((((observed - expected) ** 2) / expected)[large].sum())
