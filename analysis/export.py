@@ -216,12 +216,12 @@ COLUMN_FORMS: Final[Mapping[str, Callable[[Columns], bytes]]] = MappingProxyType
 
 
 def without_nan(value: Any) -> Any:
-    """The same value with every NaN made None."""
+    """The same value with every float that JSON cannot hold (NaN, ±∞) made None."""
     if isinstance(value, dict):
         return {key: without_nan(entry) for key, entry in value.items()}
     if isinstance(value, list):
         return [without_nan(entry) for entry in value]
-    return None if _is_nan(value) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _kept_object(kept: Kept) -> dict[str, Any]:

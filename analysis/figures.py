@@ -102,7 +102,9 @@ def figure4(table: RateTable) -> Figure:
     grid = figure.add_gridspec(2, 2, width_ratios=(1.5, 1), height_ratios=(3.4, 1))
     question = table.question
     figure.suptitle(
-        f"{title(question)} · protocol {question.protocol}\n{_size(table)}", fontsize=_NORMAL
+        f"{title(question)} · protocol {question.protocol}\n{_size(table)}",
+        fontsize=_NORMAL,
+        parse_math=False,  # an arm may be named anything
     )
     draw_delta_d(table, ax=figure.add_subplot(grid[0, 0]))
     draw_contracting(table, ax=figure.add_subplot(grid[1, 0]))

@@ -74,7 +74,7 @@ def protocol_text(protocols: ProtocolTable) -> RenderableType:
     for table in protocols.tables:
         ours, theirs, paired = table.criterion, table.baseline, table.paired
         grid.add_row(
-            table.question.protocol,
+            Text(table.question.protocol),
             f"{number(ours.unsafe_keep_rate)} / {number(theirs.unsafe_keep_rate)}",
             f"{paired.lower} / {paired.tied} / {paired.higher}",
             p_value(paired.sign_test_p),

@@ -17,6 +17,7 @@ from deltad.dumps import batch_tokens, scalar_tokens
 from deltad.masks import CRITERIA, Criterion, CriterionError, Tokens
 
 from .counting import Progress, checked_batches, columns_for
+from .export import without_nan
 from .question import Question, QuestionError
 
 if TYPE_CHECKING:
@@ -329,7 +330,7 @@ def _writer(
     """A function that appends a batch to a file of the form."""
     if form == "json":
         yield lambda batch: sink.writelines(
-            (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n").encode()
+            (json.dumps(without_nan(row), ensure_ascii=False, allow_nan=False) + "\n").encode()
             for row in batch.to_pylist()
         )
     elif form == "csv":

@@ -409,8 +409,7 @@ def check(
         _write("json", None, json_object=lambda: found)
     elif problems:
         for problem in problems:
-            more = f" (and in {problem.count - 1} more rows)" if problem.count > 1 else ""
-            complain(f"{problem}{more}")
+            complain(str(problem))
     else:
         _write("text", None, text=lambda: _contents(_open(run)))
     if problems:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
+import numpy as np
+
 from deltad._array import Array, namespace
 from deltad.support import Support
 
@@ -138,7 +140,8 @@ def ratio_direction(behavior_logprob: Array, policy_logprob: Array) -> Array:
     Returns
     -------
     Array, shape (token,)
-        In (−1, ∞), without unit. Exactly 0 only where both log-probs are equal.
+        In [−1, ∞], without unit; ∞ where it overflows. Exactly 0 only where both log-probs
+        are equal.
 
     Examples
     --------
@@ -147,7 +150,8 @@ def ratio_direction(behavior_logprob: Array, policy_logprob: Array) -> Array:
     0.5
     """
     xp = namespace(behavior_logprob)
-    return xp.expm1(_log_ratio(xp, behavior_logprob, policy_logprob))
+    with np.errstate(over="ignore"):
+        return xp.expm1(_log_ratio(xp, behavior_logprob, policy_logprob))
 
 
 def ratio(behavior_logprob: Array, policy_logprob: Array) -> Array:
@@ -161,7 +165,7 @@ def ratio(behavior_logprob: Array, policy_logprob: Array) -> Array:
     Returns
     -------
     Array, shape (token,)
-        In (0, ∞), without unit.
+        In [0, ∞], without unit; 0 or ∞ where it underflows or overflows.
 
     Examples
     --------
@@ -170,7 +174,8 @@ def ratio(behavior_logprob: Array, policy_logprob: Array) -> Array:
     1.5
     """
     xp = namespace(behavior_logprob)
-    return xp.exp(_log_ratio(xp, behavior_logprob, policy_logprob))
+    with np.errstate(over="ignore"):
+        return xp.exp(_log_ratio(xp, behavior_logprob, policy_logprob))
 
 
 def _log_ratio(xp: Array, behavior_logprob: Array, policy_logprob: Array) -> Array:

@@ -55,7 +55,8 @@ def policy_loss(
     Raises
     ------
     ValueError
-        Shapes that differ, a `keep` that is not bool, a denominator or cap that is not positive.
+        Shapes that differ, half precision, a `keep` that is not bool, a denominator or cap
+        that is not positive.
 
     Notes
     -----
@@ -86,6 +87,11 @@ def policy_loss(
                 f"`{name}` must have the shape of `logprob`, {tuple(logprob.shape)}, "
                 f"got {tuple(value.shape)}"
             )
+    if logprob.dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"`logprob` must be float32 or float64, got {logprob.dtype}: a ratio of half-precision "
+            "log-probs is mostly rounding; take the log-softmax in float32"
+        )
     if keep.dtype != torch.bool:
         raise ValueError(f"`keep` must be bool (True = the gradient passes), got {keep.dtype}")
     if not denominator > 0:

@@ -11,11 +11,14 @@ there.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Final
+
+import numpy as np
 
 from deltad._array import Array, namespace
 from deltad.direction import DIRECTIONS, TAILS, Direction, ratio, ratio_direction
@@ -208,7 +211,8 @@ class Criterion:
         Raises
         ------
         CriterionError
-            The divergence does not fit, or a needed column is missing.
+            The threshold is negative or not finite, the divergence does not fit, or a needed
+            column is missing.
 
         Examples
         --------
@@ -220,7 +224,10 @@ class Criterion:
         [True, False]
         """
         self.check_family(divergence)
-        further = tokens.advantage * self.push(tokens) > 0
+        if not 0 <= threshold < math.inf:
+            raise CriterionError(f"`threshold` must be finite and not negative, got {threshold!r}")
+        with np.errstate(invalid="ignore"):  # 0 · ∞ is no push: NaN > 0 is False
+            further = tokens.advantage * self.push(tokens) > 0
         return ~(self.outside(tokens, threshold, divergence) & further)
 
 

@@ -167,6 +167,8 @@ def topk_support(
         A repeated id or one outside the vocabulary, NaN, a log-prob above `tolerance`, −∞
         where it cannot be, an entry that disagrees with its scalar, or a mass above
         1 + `tolerance`; names the first such row.
+    TypeError
+        Log-probs that are neither float32 nor float64.
 
     Examples
     --------
@@ -340,6 +342,11 @@ def _distribution(
     check: bool,
 ) -> tuple[Array, Array, Array]:
     """Clamped log-probs, probabilities and tail mass of one policy."""
+    if logprobs.dtype not in (xp.float32, xp.float64):
+        raise TypeError(
+            f"{who} log-probs must be float32 or float64, got {logprobs.dtype}: convert them, "
+            "for half precision cannot hold a divergence"
+        )
     zero = xp.zeros_like(logprobs)
     logprobs = xp.where(used, logprobs, zero)
     if check:

@@ -547,3 +547,32 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     assert result.stdout.startswith('"arm","seed"')
     assert result.stderr == ""
     assert result.returncode == 141
+
+
+def test_ratio_that_overflows_is_null_in_json_lines(tmp_path: Path) -> None:
+    path = make_dump(tmp_path / "run", arms=["none"], seeds=[0], ranks=1, parts=1, optional=[])
+    file = part_files(path)[0]
+    listed = pq.read_table(file, columns=["topk_ids", "token_id"]).to_pylist()
+    row = next(at for at, each in enumerate(listed) if each["token_id"] not in each["topk_ids"])
+    edit_value(file, "behavior_logprob", row, -2000.0)
+    result = deltad("tokens", path, "--format", "json", "--quiet")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout.splitlines()[row])["ratio"] is None
+    assert deltad("table", path, "--quiet").exit_code == 0
+
+
+def test_arm_may_be_named_anything(tmp_path: Path) -> None:
+    path = make_dump(tmp_path / "run", arms=["none"], seeds=[0, 1], optional=[])
+    (path / "arm=none").rename(path / "arm=[bold]$x^{$y")
+    assert "shared:[bold]$x^{$y" in deltad("table", path, "--protocol", "all").stdout
+    assert deltad("figure4", path, "-o", tmp_path / "figure.svg").exit_code == 0
+
+
+def test_check_counts_further_rows_once(tmp_path: Path) -> None:
+    path = make_dump(tmp_path / "run", arms=["none"], seeds=[0], ranks=1, parts=1, optional=[])
+    file = part_files(path)[0]
+    for row in range(13):
+        edit_value(file, "advantage", row, float("nan"))
+    said = deltad("check", path).stderr
+    assert said.count("more") == 1
+    assert "more such rows)\n" in said

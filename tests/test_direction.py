@@ -173,3 +173,9 @@ def test_torch_and_numpy_agree(name: str, tail: str) -> None:
         for got, expected in zip(found, reference, strict=True):
             assert str(got.dtype) == f"torch.{dtype}"
             np.testing.assert_allclose(as_numpy(got), expected, atol=atol)
+
+
+def test_ratio_that_overflows_is_infinite_and_keeps_its_sign() -> None:
+    mu, pi = np.array([-1000.0, -1.0]), np.array([-1.0, -1000.0])
+    assert ratio(mu, pi).tolist() == [np.inf, 0.0]
+    assert ratio_direction(mu, pi).tolist() == [np.inf, -1.0]

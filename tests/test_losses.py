@@ -177,3 +177,10 @@ def test_arguments_that_make_no_sense_are_refused(
     } | change
     with pytest.raises(ValueError, match=message):
         policy_loss(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_refused(dtype: torch.dtype) -> None:
+    half = torch.full((2,), -1.0, dtype=dtype)
+    with pytest.raises(ValueError, match="must be float32 or float64"):
+        policy_loss(half, half, half, torch.ones(2, dtype=torch.bool), denominator=2)

@@ -203,3 +203,15 @@ def test_registry_entries_describe_themselves() -> None:
         assert rule.proximity
         assert rule.direction
         assert rule.source
+
+
+def test_no_advantage_keeps_a_token_whose_ratio_overflows() -> None:
+    tokens = Tokens(np.array([0.0, 1.0]), np.full(2, -1000.0), np.full(2, -1.0))
+    assert CRITERIA["binary-tv"].keep(tokens).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("threshold", [-0.1, np.nan, np.inf])
+def test_threshold_must_be_one(threshold: float) -> None:
+    tokens = tokens_of(draw_pair(np.random.default_rng(7)))
+    with pytest.raises(CriterionError, match="`threshold` must be finite and not negative"):
+        CRITERIA["ratio"].keep(tokens, threshold=threshold)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 
 from deltad.support import (
@@ -207,3 +208,13 @@ def test_full_and_binary_supports_check_the_sampled_token() -> None:
 def test_error_survives_a_process_boundary() -> None:
     error = pickle.loads(pickle.dumps(SupportError(3, "too large")))
     assert (error.row, error.reason, str(error)) == (3, "too large", "row 3: too large")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64])
+def test_half_precision_and_integers_are_refused(dtype: torch.dtype) -> None:
+    bad = torch.tensor([-1, -2]).to(dtype)
+    with pytest.raises(TypeError, match="must be float32 or float64"):
+        binary_support(bad, bad)
+    if dtype != torch.bfloat16:
+        with pytest.raises(TypeError, match="must be float32 or float64"):
+            binary_support(bad.numpy(), bad.numpy())

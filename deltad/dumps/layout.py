@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from numbers import Integral
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
@@ -39,8 +40,13 @@ def check_seed(seed: int) -> None:
     ValueError
         `seed` is out of range.
     """
-    if not -(2**31) <= seed < 2**31:
-        raise ValueError(f"a seed must be an int32, got {seed}")
+    if not is_integer(seed) or not -(2**31) <= seed < 2**31:
+        raise ValueError(f"a seed must be an int32, got {seed!r}")
+
+
+def is_integer(value: object) -> bool:
+    """Whether this is an integer of Python or NumPy, and no bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def part_path(run: Path, arm: str, seed: int, rank: int, part: int) -> Path:

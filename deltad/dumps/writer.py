@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -23,10 +23,13 @@ from .batch import Batch, to_arrow
 from .columns import COLUMNS, OPTIONAL, schema
 from .errors import DumpError
 from .incoming import incoming
-from .layout import check_arm, check_seed, parse_part, part_path
+from .layout import check_arm, check_seed, is_integer, parse_part, part_path
 from .metadata import METADATA_KEY, Metadata
 from .tokens import batch_support
 from .values import check_batch
+
+Existing = Literal["refuse", "replace", "append"]
+"""What a writer does where files of its arm, seed and rank are there already."""
 
 ROWS_PER_GROUP: Final = 32_768
 """Rows a row group: below 16 thousand reading slows down, above 64 nothing is gained."""
@@ -90,7 +93,7 @@ class DumpWriter:
         rows_per_group: int = ROWS_PER_GROUP,
         rows_per_part: int = ROWS_PER_PART,
         discard_on_error: bool = False,
-        existing: Literal["refuse", "replace", "append"] = "refuse",
+        existing: Existing = "refuse",
     ) -> None:
         check_arm(arm)
         check_seed(seed)
@@ -99,8 +102,12 @@ class DumpWriter:
             ("rows_per_group", rows_per_group, 1),
             ("rows_per_part", rows_per_part, 1),
         ):
-            if value < least:
-                raise ValueError(f"`{name}` must be at least {least}, got {value}")
+            if not is_integer(value) or value < least:
+                raise ValueError(f"`{name}` must be an integer of at least {least}, got {value!r}")
+        if existing not in get_args(Existing):
+            raise ValueError(
+                f"`existing` must be one of {', '.join(get_args(Existing))}, got {existing!r}"
+            )
         metadata.to_json()  # fails now rather than after hours of recording
         self.paths: list[Path] = []
         self.rows_seen = 0
@@ -189,16 +196,16 @@ class DumpWriter:
         Raises
         ------
         ValueError
-            `rows` is negative, all rows are to be stored, or the writer is closed.
+            `rows` is negative or no integer, all rows are to be stored, or the writer is closed.
         """
         self._must_be_open()
-        if rows < 0 or self._metadata.stored_above is None:
+        if not is_integer(rows) or rows < 0 or self._metadata.stored_above is None:
             raise ValueError(
                 "rows can be skipped where `stored` has the rule 'above', and at least 0 of them; "
                 f"got {rows} under {self._metadata.stored['rule']!r}"
             )
-        self.rows_seen += rows
-        self._dropped += rows
+        self.rows_seen += int(rows)
+        self._dropped += int(rows)
 
     def close(self) -> None:
         """Complete the file, of no rows if nothing was stored; further calls do nothing.
@@ -380,7 +387,7 @@ def part_numbers(run: str | Path, *, arm: str, seed: int, rank: int = 0) -> list
 
 
 def _parquet_writer(path: Path, layout: pa.Schema) -> pq.ParquetWriter:
-    """Open a Parquet file with the encodings that PERFORMANCE measured as best for dumps."""
+    """Open a Parquet file with the encodings that were measured as smallest and fastest."""
     texts = [name for name in layout.names if COLUMNS[name].is_text]
     leaf = {
         name: f"{name}.list.element" if COLUMNS[name].is_vector else name for name in layout.names

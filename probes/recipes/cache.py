@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from .recipe import RecipeError
+
 CACHE_VARIABLE = "DELTAD_CACHE"
 """Environment variable that names another cache folder."""
 
@@ -49,13 +51,24 @@ def cached_folder(kind: str, key: Mapping[str, Any], build: Callable[[Path], Non
     Path
         The folder; it appears whole or not at all, also where several processes build it at
         once: the first wins.
+
+    Raises
+    ------
+    RecipeError
+        The cache cannot be written.
     """
     text = json.dumps(key, sort_keys=True)
     folder = cache_root() / kind / hashlib.sha256(text.encode()).hexdigest()[:20]
     if folder.is_dir():
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as error:
+        raise RecipeError(
+            f"the cache folder {cache_root()} cannot be written ({error.strerror or error}): "
+            f"name another by {CACHE_VARIABLE}"
+        ) from error
     try:
         build(aside)
         (aside / KEY_FILE).write_text(text + "\n", encoding="utf-8")

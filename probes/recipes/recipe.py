@@ -7,6 +7,7 @@ imported.
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -35,8 +36,8 @@ def option(default: Any, help: str, **more: Any) -> Any:
     help : str
         One sentence, with the unit.
     **more
-        Further metadata: `minimum`, `above` (exclusive), `pretraining=True` for what the
-        pre-trained weights depend on.
+        Further metadata: `minimum`, `above` and `below` (both exclusive), `pretraining=True`
+        for what the pre-trained weights depend on.
     """
     return field(default=default, metadata={"help": help, **more})
 
@@ -96,8 +97,8 @@ class Recipe:
     optimizer: Literal["adamw", "sgd"] = option("adamw", "Optimizer of the policy.")
     lr: float = option(3e-4, "Learning rate, constant.", minimum=0.0)
     weight_decay: float = option(0.0, "Decoupled weight decay of AdamW.", minimum=0.0)
-    beta1: float = option(0.9, "AdamW's decay of the first moment.", minimum=0.0)
-    beta2: float = option(0.999, "AdamW's decay of the second moment.", minimum=0.0)
+    beta1: float = option(0.9, "AdamW's decay of the first moment.", minimum=0.0, below=1.0)
+    beta2: float = option(0.999, "AdamW's decay of the second moment.", minimum=0.0, below=1.0)
     momentum: float = option(0.0, "Momentum of SGD.", minimum=0.0)
     warmup_updates: int = option(
         0,
@@ -205,6 +206,11 @@ def _check_field(entry: dataclasses.Field[Any], hint: Any, value: Any) -> None:
         raise RecipeError(
             f"`{entry.name}` must be {' or '.join(kind.__name__ for kind in wanted)}, got {value!r}"
         )
+    if isinstance(value, float) and not math.isfinite(value):
+        raise RecipeError(f"`{entry.name}` must be finite, got {value}")
+    below = entry.metadata.get("below")
+    if below is not None and not value < below:
+        raise RecipeError(f"`{entry.name}` must be below {below}, got {value}")
     minimum, above = entry.metadata.get("minimum"), entry.metadata.get("above")
     if minimum is not None and not value >= minimum:
         raise RecipeError(f"`{entry.name}` must be at least {minimum}, got {value}")

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from deltad.dumps import METADATA_KEY, DumpError, Metadata, part_numbers
+from deltad.dumps.aside import remove_leftovers
 
 from .recipe import Recipe, RecipeError
 from .workers import Progress, Report, default_workers, run
@@ -123,7 +124,11 @@ def record(
 
 def is_complete(recipe: Recipe, folder: Path, seed: int) -> bool:
     """Whether every arm that the seed should have is there."""
-    return all(part_numbers(folder, arm=arm, seed=seed) for arm in recipe.arms_of(seed))
+    for arm in recipe.arms_of(seed):
+        parts = part_numbers(folder, arm=arm, seed=seed)
+        if not parts or parts != list(range(len(parts))):
+            return False
+    return True
 
 
 def _wanted(recipe: Recipe, seeds: int | Iterable[int] | None) -> list[int]:
@@ -189,8 +194,7 @@ def _threads_put_back(here: bool) -> Iterator[None]:
 
 def _tidy(recipe: Recipe, folder: Path, seeds: list[int]) -> None:
     """Remove what is not whole: files aside, seeds of which an arm is missing, empty folders."""
-    for leftover in folder.glob("_writing.*.tmp"):
-        leftover.unlink(missing_ok=True)
+    remove_leftovers(folder, "")
     for seed in seeds:
         if is_complete(recipe, folder, seed):
             continue

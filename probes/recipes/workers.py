@@ -63,6 +63,13 @@ class _Failure:
     trace: str
     ours: bool
 
+    @classmethod
+    def of(cls, seed: int | None, error: Exception) -> _Failure:
+        """Describe an exception that is being handled."""
+        ours = isinstance(error, RecipeError | DumpError | OSError)
+        message = str(error) if ours else _sentence(error)
+        return cls(seed, message, traceback.format_exc(), ours)
+
 
 @dataclass
 class _Worker:
@@ -104,12 +111,7 @@ def run(job: Job, seeds: Sequence[int], *, workers: int, watch: Callable[[Progre
         After all workers have stopped.
     """
     if workers == 0:
-        job.prepare(lambda text, fraction: watch(Progress(None, text, fraction)))
-        watch(Progress(None, "", 1.0, done=True))
-        one_seed = job.open(_reporter(watch, seeds[0]))
-        for seed in seeds:
-            one_seed(seed, _reporter(watch, seed))
-            watch(Progress(seed, "", 1.0, done=True))
+        _run_here(job, seeds, watch)
         return
     pool: list[_Worker] = []
     try:
@@ -123,6 +125,21 @@ def run(job: Job, seeds: Sequence[int], *, workers: int, watch: Callable[[Progre
         raise
     finally:
         _stop(pool)
+
+
+def _run_here(job: Job, seeds: Sequence[int], watch: Callable[[Progress], None]) -> None:
+    """Do everything in this process; failures look as they do from a worker."""
+    at: int | None = None
+    try:
+        job.prepare(lambda text, fraction: watch(Progress(None, text, fraction)))
+        watch(Progress(None, "", 1.0, done=True))
+        at = seeds[0]
+        one_seed = job.open(_reporter(watch, at))
+        for at in seeds:
+            one_seed(at, _reporter(watch, at))
+            watch(Progress(at, "", 1.0, done=True))
+    except Exception as error:
+        raise _error(_Failure.of(at, error)) from error
 
 
 def _reporter(watch: Callable[[Progress], None], seed: int) -> Report:
@@ -149,7 +166,7 @@ def _prepare(worker: _Worker, watch: Callable[[Progress], None]) -> None:
         except EOFError:
             raise _death(worker) from None
         if isinstance(message, _Failure):
-            raise RecipeError(message.message) if message.ours else _failed(message)
+            raise _error(message)
         watch(message)
         if message.done:
             return
@@ -159,12 +176,13 @@ def _distribute(
     pool: list[_Worker], waiting: deque[int], watch: Callable[[Progress], None]
 ) -> None:
     """Hand out seeds until all are done; after a failure only let the running ones finish."""
-    first_error: WorkerError | None = None
+    first_error: RecipeError | WorkerError | None = None
     for worker in pool:
         _next_seed(worker, waiting)
     while busy := {worker.connection: worker for worker in pool if worker.seed is not None}:
         for connection in wait(list(busy)):
             worker = busy[connection]  # type: ignore[index]
+            error: RecipeError | WorkerError
             try:
                 message = worker.connection.recv()
             except (EOFError, ConnectionResetError):
@@ -176,7 +194,7 @@ def _distribute(
                     if message.done:
                         _next_seed(worker, waiting)
                     continue
-                error = _failed(message)
+                error = _error(message)
                 worker.seed = None
             first_error = first_error or error
             waiting.clear()
@@ -193,8 +211,10 @@ def _next_seed(worker: _Worker, waiting: deque[int]) -> None:
             worker.connection.send(worker.seed)
 
 
-def _failed(failure: _Failure) -> WorkerError:
-    """Error of an exception in a worker, its trace kept as a note."""
+def _error(failure: _Failure) -> RecipeError | WorkerError:
+    """Error to raise for an exception in a worker, its trace kept as a note."""
+    if failure.seed is None and failure.ours:
+        return RecipeError(failure.message)
     where = "" if failure.seed is None else f"seed {failure.seed}: "
     error = WorkerError(f"{where}{failure.message}")
     error.add_note(failure.trace)
@@ -256,9 +276,7 @@ def _serve(connection: Connection, job: Job) -> None:
         return  # the parent is gone or wants no more
     except Exception as error:
         with suppress(BrokenPipeError, ConnectionResetError):
-            ours = isinstance(error, RecipeError | DumpError | OSError)
-            message = str(error) if ours else _sentence(error)
-            connection.send(_Failure(seed, message, traceback.format_exc(), ours))
+            connection.send(_Failure.of(seed, error))
 
 
 def _sentence(error: Exception) -> str:

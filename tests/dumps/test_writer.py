@@ -270,6 +270,30 @@ def test_rows_are_skipped_only_below_a_rule(tmp_path: Path) -> None:
         writer.skip(1)
 
 
+def test_skipped_rows_are_counted_whatever_integer_they_come_as(tmp_path: Path) -> None:
+    stored = {"rule": "above", "divergence": "kl", "threshold": 0.05}
+    metadata = dataclasses.replace(METADATA, stored=stored)
+    with DumpWriter(tmp_path, arm="none", seed=0, metadata=metadata) as writer:
+        writer.skip(np.ones(3, dtype=np.bool_).sum())
+        for no_count in (1.5, True, -1):
+            with pytest.raises(ValueError, match="skipped"):
+                writer.skip(no_count)  # type: ignore[arg-type]
+    assert Dump.open(tmp_path).rows_seen("none", 0) == 3
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("rank", 1.5), ("rank", True), ("rows_per_part", 2.0), ("seed", 1.5), ("existing", "bogus")],
+)
+def test_writer_refuses_options_that_no_file_can_have(
+    tmp_path: Path, option: str, value: Any
+) -> None:
+    options: dict[str, Any] = {"arm": "none", "seed": 0, option: value}
+    with pytest.raises(ValueError, match=option):
+        DumpWriter(tmp_path / "run", metadata=METADATA, **options)
+    assert not (tmp_path / "run").exists()
+
+
 def test_storing_above_needs_vectors(tmp_path: Path, rows: Rows) -> None:
     stored = {"rule": "above", "divergence": "tv", "threshold": 0.05}
     metadata = dataclasses.replace(METADATA, stored=stored)

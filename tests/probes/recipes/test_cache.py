@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from deltad.probes.recipes import RecipeError
 from deltad.probes.recipes.cache import cache_root, cached_folder
 
 
@@ -76,3 +77,12 @@ def test_who_comes_second_takes_what_the_first_built(
         (folder / "content").write_text("second")
 
     assert (cached_folder("kind", {}, build) / "content").read_text() == "first"
+
+
+def test_cache_that_cannot_be_written_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DELTAD_CACHE", str(tmp_path / "file"))
+    with pytest.raises(RecipeError, match=r"file cannot be written .*DELTAD_CACHE"):
+        cached_folder("tiny", {}, lambda folder: None)

@@ -68,6 +68,19 @@ def test_resuming_does_what_is_missing_only(cache: Path, whole_dump: Path, tmp_p
     assert record(micro(), run, seeds=2, **options) == []
 
 
+def test_resuming_fills_a_gap_between_parts_and_clears_leftovers(
+    cache: Path, whole_dump: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole_dump, run)
+    part = run / "arm=ratio" / "seed=1" / "part-0-0.parquet"
+    part.rename(part.with_name("part-0-1.parquet"))
+    (run / "_writing.arm=none.seed=1.part-0-0.ab.folder.tmp" / "arm=none").mkdir(parents=True)
+    options: dict[str, Any] = {"workers": 0, "store": "all", "quiet": True, "resume": True}
+    assert record(micro(), run, seeds=2, **options) == [1]
+    assert same(run, whole_dump)
+
+
 def test_folder_with_something_in_it_is_refused(whole_dump: Path) -> None:
     with pytest.raises(RecipeError, match="is not empty: resume it, or choose another folder"):
         record(micro(), whole_dump, seeds=2, workers=0)

@@ -91,10 +91,24 @@ def test_interruption_stops_the_workers_and_clears_what_they_had_begun(tmp_path:
     assert threading.active_count() == before
 
 
-def test_in_this_process_errors_pass_as_they_are(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="no such thing"):
-        collect(tmp_path, workers=0, refuses=2)
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [("refuses", "seed 2: no such thing"), ("raises", "seed 2: ZeroDivisionError at jobs.py")],
+)
+def test_failures_look_the_same_in_this_process_and_in_a_worker(
+    tmp_path: Path, workers: int, wrong: str, message: str
+) -> None:
+    with pytest.raises(WorkerError, match=message):
+        collect(tmp_path, workers=workers, **{wrong: 2})
     assert done(tmp_path) == [0, 1]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_preparation_that_is_refused_is_the_recipes_error(tmp_path: Path, workers: int) -> None:
+    with pytest.raises(RecipeError, match="cannot prepare"):
+        collect(tmp_path, workers=workers, prepare_raises=True)
+    assert done(tmp_path) == []
 
 
 def test_default_is_the_cores_that_may_be_used() -> None:
