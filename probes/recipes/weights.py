@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 FP8_LARGEST = 448.0
@@ -28,3 +31,19 @@ def round_weights(model: torch.nn.Module, kind: str) -> None:
             continue
         scale = parameter.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12) / FP8_LARGEST
         parameter.copy_((parameter / scale).to(torch.float8_e4m3fn).to(parameter.dtype) * scale)
+
+
+@contextmanager
+def rounded(model: torch.nn.Module, kind: str) -> Iterator[None]:
+    """Round the model's matrices for a while."""
+    if kind == "exact":
+        yield
+        return
+    kept = [value.detach().clone() for value in model.parameters()]
+    round_weights(model, kind)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for value, saved in zip(model.parameters(), kept, strict=True):
+                value.copy_(saved)

@@ -11,7 +11,7 @@ import pytest
 
 from deltad.dumps import Dump
 from deltad.dumps.validate import check_dump
-from deltad.probes.recipes import RecipeError, TinyRecipe, record
+from deltad.probes.recipes import TinyRecipe, WorkerError, record
 from deltad.probes.recipes.chain import Chain
 
 from .micro import MICRO, micro
@@ -183,6 +183,6 @@ def test_seeds_do_not_depend_on_the_seed_before(
 
 def test_failing_seed_leaves_no_file(cache: Path, tmp_path: Path) -> None:
     impossible = micro(max_attempts=1, max_new_tokens=1)
-    with pytest.raises(RecipeError, match="0 of 8 groups with mixed rewards"):
+    with pytest.raises(WorkerError, match="seed 0: 0 of 8 groups with mixed rewards"):
         record(impossible, tmp_path / "run", seeds=1, workers=0, quiet=True)
     assert not (tmp_path / "run").exists()

@@ -1,0 +1,92 @@
+"""What a recorded file says about itself and its prompts."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from deltad.dumps import Metadata
+from deltad.probes.arms import ZERO_STEP
+
+from .recipe import Recipe
+from .rollout import Group
+
+UNMASKED = "none"
+"""The arm that keeps every token."""
+
+
+def describe(
+    recipe: Recipe,
+    arm: str,
+    *,
+    vocab_size: int,
+    readout: Mapping[str, Any],
+    stored: Mapping[str, Any],
+) -> Metadata:
+    """Describe an arm's files: the dump's metadata, with the whole recipe.
+
+    Parameters
+    ----------
+    recipe
+        What was done.
+    arm
+        The update that was applied.
+    vocab_size
+        Of the model.
+    readout
+        How the policy was read, as the probe tells it.
+    stored
+        Which rows are kept.
+
+    Returns
+    -------
+    Metadata
+        The recipe's fields are under the key `recipe`.
+    """
+    facts = recipe.model_facts()
+    return Metadata(
+        top_k=recipe.top_k,
+        vocab_size=vocab_size,
+        temperature=recipe.temperature,
+        model=facts["model"],
+        tokenizer=facts["tokenizer"],
+        behavior={
+            "engine": "transformers, key-value cache; log-probs by one forward",
+            "precision": facts["precision"],
+            "staleness": "the policy moved by the earlier minibatches of the rollout batch",
+            "logprobs_mode": "processed_logprobs",
+            "top_p": 1.0,
+            "top_k": -1,
+            "support": "union",
+        },
+        readout=readout,
+        update={
+            "mask": UNMASKED if arm == ZERO_STEP else arm,
+            "threshold": recipe.threshold,
+            "divergence": recipe.divergence,
+            "optimizer": recipe.optimizer,
+            "lr": 0.0 if arm == ZERO_STEP else recipe.lr,
+            "batch": recipe.prompts * recipe.responses,
+        },
+        stored=dict(stored),
+        versions={
+            name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")
+        }
+        | {"python": platform.python_version()},
+        extra={"recipe": recipe.to_json()},
+    )
+
+
+def prompt_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Rows of the dump's prompts."""
+    return [
+        {
+            "group": number,
+            "prompt": group.problem.prompt,
+            "prompt_ids": list(group.problem.prompt_ids),
+            "answer": group.problem.answer,
+        }
+        for number, group in enumerate(groups)
+    ]
