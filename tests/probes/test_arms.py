@@ -194,6 +194,23 @@ def test_the_scaler_is_restored(forwarded: bool) -> None:
     assert scaler.get_scale() == (32.0 if forwarded else 16.0)
 
 
+def test_gradients_that_were_unscaled_before_the_snapshot_are_not_unscaled_again() -> None:
+    model = tiny()
+    each = batch(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    backward(scaler.scale(surrogate(model(**each.inputs).logits, each)))
+    scaler.unscale_(optimizer)
+    snapshot = Snapshot(model, optimizer, scaler)
+    ends = []
+    for _ in range(2):
+        scaler.step(optimizer)
+        scaler.update()
+        ends.append(weights(model))
+        snapshot.restore()
+    assert same_bits(*ends)
+
+
 def test_extra_objects_are_restored() -> None:
     model = tiny()
     each = batch(model)
