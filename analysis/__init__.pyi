@@ -11,6 +11,7 @@ from .rates import RateTable as RateTable
 from .tables import ProtocolTable as ProtocolTable
 from .tables import protocol_table as protocol_table
 from .tables import rate_table as rate_table
+from .text import as_text as as_text
 from .text import protocol_text as protocol_text
 from .text import rate_text as rate_text
 from .tokens import TOKEN_COLUMNS as TOKEN_COLUMNS
@@ -25,6 +26,7 @@ __all__ = [
     "QuestionError",
     "RateTable",
     "TokenTable",
+    "as_text",
     "draw_contracting",
     "draw_delta_d",
     "draw_paired_rates",

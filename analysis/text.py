@@ -6,10 +6,12 @@ constant guess, and what the paper reports where its pair of criteria is asked f
 
 from __future__ import annotations
 
+import io
 import math
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -272,3 +274,33 @@ def _seeds(table: RateTable) -> Table:
             number(ours.unsafe_keep_rate - theirs.unsafe_keep_rate, signed=True),
         )
     return grid
+
+
+def as_text(renderable: RenderableType, *, coloured: bool = False) -> str:
+    """Render as text, as wide as it needs to be, so that nothing is folded or cut off.
+
+    Parameters
+    ----------
+    renderable : RenderableType
+        What `rate_text` or `protocol_text` returns.
+    coloured : bool
+        With a terminal's colours.
+
+    Returns
+    -------
+    str
+        Lines, each ended.
+    """
+    buffer = io.StringIO()
+    console = Console(
+        file=buffer,
+        width=10_000,
+        highlight=False,
+        markup=False,
+        force_terminal=coloured,
+        force_jupyter=False,
+        color_system="auto",
+    )
+    console.width = max(80, Measurement.get(console, console.options, renderable).maximum)
+    console.print(renderable)
+    return "".join(line.rstrip() + "\n" for line in buffer.getvalue().splitlines())

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
     from rich.progress import Progress, TaskID
 
 ENDINGS: Final = {
@@ -197,30 +196,3 @@ def _writable(output: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise OptionError(f"cannot write {output}: {error.strerror or error}") from error
-
-
-def show(renderable: RenderableType, file: BinaryIO, *, coloured: bool) -> None:
-    """Write a rich renderable as UTF-8 text, as wide as it needs to be, so nothing is cut off.
-
-    Parameters
-    ----------
-    renderable : RenderableType
-        A table, say.
-    file : binary file
-        Open for writing.
-    coloured : bool
-        Where a terminal shows it.
-    """
-    import io
-
-    from rich.console import Console
-    from rich.measure import Measurement
-
-    text = io.StringIO()
-    console = Console(
-        file=text, width=10_000, highlight=False, force_terminal=coloured, color_system="auto"
-    )
-    console.width = max(80, Measurement.get(console, console.options, renderable).maximum)
-    console.print(renderable)
-    lines = (line.rstrip() + "\n" for line in text.getvalue().splitlines())
-    file.write("".join(lines).encode())

@@ -25,7 +25,6 @@ from deltad._terminal import (
     complain,
     note,
     progress_bar,
-    show,
     sink,
 )
 
@@ -237,7 +236,10 @@ def _write(
 
     with sink(output) as file:
         if form == "text" and text is not None:
-            show(text(), file, coloured=output is None and sys.stdout.isatty())
+            from deltad.analysis.text import as_text
+
+            coloured = output is None and sys.stdout.isatty()
+            file.write(as_text(text(), coloured=coloured).encode())
         elif form == "json" and json_object is not None:
             file.write(export.to_json(json_object()).encode())
         elif columns is not None:
