@@ -1,0 +1,87 @@
+"""The recorded dumps: in order, and saying what their page says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deltad.analysis import ProtocolTable, RateTable, protocol_table
+from deltad.dumps import Dump, check_dump, read_prompts
+
+FOLDER = Path(__file__).parents[1] / "data_dumps"
+PAGE = (FOLDER / "README.md").read_text()
+RECORDED = sorted(each.name for each in FOLDER.iterdir() if each.is_dir())
+
+
+@pytest.fixture(scope="module", params=["tiny", "smollm2"])
+def protocols(request: pytest.FixtureRequest) -> ProtocolTable:
+    return protocol_table(Dump.open(FOLDER / request.param))
+
+
+def test_every_dump_has_its_line() -> None:
+    assert RECORDED
+    for name in RECORDED:
+        assert f"| `{name}` | `deltad record " in PAGE
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_every_dump_is_in_order(name: str) -> None:
+    assert check_dump(FOLDER / name, strict=False) == []
+
+
+@pytest.mark.parametrize("name", [name for name in RECORDED if name.endswith("-whole")])
+def test_whole_dumps_hold_the_same_updates_as_the_others(name: str) -> None:
+    """A token stored in both has the same numbers: recording repeats bit for bit."""
+    whole, thinned = Dump.open(FOLDER / name), Dump.open(FOLDER / name.removesuffix("-whole"))
+    for arm in whole.arms:
+        for seed in whole.seeds(arm):
+            assert read_prompts(whole.path, seed=seed)
+            every = {
+                (batch["step"][row], batch["sequence"][row], batch["position"][row]): post
+                for batch in whole.batches(arm, seed)
+                for row, post in enumerate(batch["post_logprob"])
+            }
+            assert len(every) == whole.rows_seen(arm, seed) == thinned.rows_seen(arm, seed)
+            for batch in thinned.batches(arm, seed):
+                keys = zip(batch["step"], batch["sequence"], batch["position"], strict=True)
+                np.testing.assert_array_equal([every[key] for key in keys], batch["post_logprob"])
+
+
+def test_zero_step_of_the_recorded_seeds_moves_nothing() -> None:
+    dump = Dump.open(FOLDER / "tiny")
+    for seed in dump.seeds("zero-step"):
+        for batch in dump.batches("zero-step", seed):
+            np.testing.assert_array_equal(batch["pre_logprob"], batch["post_logprob"])
+            np.testing.assert_array_equal(batch["topk_pre_logprobs"], batch["topk_post_logprobs"])
+
+
+def test_page_prints_what_is_computed(protocols: ProtocolTable) -> None:
+    for table in protocols.tables:
+        assert _row(table) in PAGE
+
+
+def _row(table: RateTable) -> str:
+    """A protocol as the page has it."""
+
+    def share(value: float) -> str:
+        return f"{value:.3f}"
+
+    def signed(value: float) -> str:
+        return f"{value:+.3f}".replace("-", "−")
+
+    ours, theirs, paired = table.criterion, table.baseline, table.paired
+    cells = [
+        f"`{table.question.protocol}`",
+        *(
+            f"{share(side.unsafe_keep_rate)} [{', '.join(map(share, side.unsafe_keep_rate_ci95))}]"
+            for side in (ours, theirs)
+        ),
+        f"{signed(paired.difference)} [{', '.join(map(signed, paired.difference_ci95))}]",
+        f"{paired.lower} / {paired.tied} / {paired.higher}",
+        f"{paired.sign_test_p:.2g}",
+        f"{share(ours.contracting_fraction)} / {share(theirs.contracting_fraction)}",
+        share(table.disagreement.increase_rate),
+    ]
+    return f"| {' | '.join(cells)} |"
