@@ -19,6 +19,7 @@ from .recipe import Recipe, RecipeError
 from .workers import Progress, Report, default_workers, run
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress as Bars
 
 STORED: Mapping[str, Mapping[str, Any]] = {
@@ -208,7 +209,7 @@ def _tidy(recipe: Recipe, folder: Path, seeds: list[int]) -> None:
 
 @contextmanager
 def _progress(name: str, seeds: list[int], *, quiet: bool) -> Iterator[Callable[[Progress], None]]:
-    """Progress bars on standard error: the seeds, and what is being prepared or done."""
+    """Progress on standard error: bars on a terminal, in a log a line a seed."""
     if quiet:
         yield lambda message: None
         return
@@ -216,6 +217,10 @@ def _progress(name: str, seeds: list[int], *, quiet: bool) -> Iterator[Callable[
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Log(console, name, len(seeds))
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -223,8 +228,29 @@ def _progress(name: str, seeds: list[int], *, quiet: bool) -> Iterator[Callable[
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Bars(*columns, console=Console(stderr=True)) as bars:
+    with Bars(*columns, console=console) as bars:
         yield _Watcher(bars, name, len(seeds))
+
+
+class _Log:
+    """Turns messages into lines: what is prepared, and each seed that is done."""
+
+    def __init__(self, console: Console, name: str, count: int) -> None:
+        self._console, self._name, self._count, self._done = console, name, count, 0
+        self._preparing = ""
+
+    def __call__(self, message: Progress) -> None:
+        """Print a line where there is something new."""
+        if message.seed is None and message.text != self._preparing and message.text:
+            self._preparing = message.text
+            self._print(message.text)
+        if message.seed is not None and message.done:
+            self._done += 1
+            self._print(f"seed {message.seed} recorded, {self._done} of {self._count}")
+
+    def _print(self, text: str) -> None:
+        """Print one line, never wrapped."""
+        self._console.print(f"{self._name}: {text}", soft_wrap=True, highlight=False)
 
 
 class _Watcher:
@@ -241,11 +267,6 @@ class _Watcher:
             self._prepare(message)
             return
         self._done += message.done
-        if message.done and not self._bars.console.is_terminal:
-            # In a log no bar moves: a line a seed instead.
-            self._bars.console.print(
-                f"{self._name}: seed {message.seed} recorded, {self._done} of {self._count}"
-            )
         at = "" if message.done else f" · seed {message.seed}: {message.text}"
         self._bars.update(
             self._seeds,

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from deltad.dumps import DumpError
-from deltad.probes.recipes import RecipeError, TinyRecipe, record
+from deltad.probes.recipes import RecipeError, TinyRecipe, WorkerError, record
 from deltad.probes.recipes import chain as chain_module
 from deltad.probes.recipes.workers import Report
 
@@ -199,10 +199,30 @@ def test_threads_are_put_back(cache: Path, tmp_path: Path) -> None:
         torch.set_num_threads(before)
 
 
-def test_progress_is_shown_on_standard_error(
+def test_log_has_a_line_a_seed_on_standard_error(
     cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record(micro(arms=("none",), zero_step_seeds=0), tmp_path / "run", seeds=2, workers=0)
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "2/2 seeds" in captured.err
+    lines = captured.err.splitlines()
+    assert lines[-2:] == ["tiny: seed 0 recorded, 1 of 2", "tiny: seed 1 recorded, 2 of 2"]
+
+
+def test_terminal_shows_how_far_the_seeds_are(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "150")
+    recipe = micro(arms=("none",), zero_step_seeds=0, pretrain_steps=2, pretrain_seed=7)
+    with pytest.raises(WorkerError):
+        record(
+            dataclasses.replace(recipe, max_new_tokens=1, max_attempts=1),
+            tmp_path / "run",
+            seeds=2,
+            workers=0,
+        )
+    shown = capsys.readouterr().err
+    assert "tiny: pre-training" in shown
+    assert "100%" in shown
+    assert "0/2 seeds" in shown
