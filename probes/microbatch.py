@@ -18,7 +18,7 @@ from .forward import Forward
 from .head import Head
 from .readout import Readout
 from .rows import Rows as Rows
-from .rows import behavior_columns, entry_or_scalar, policy_columns, to_numpy
+from .rows import at_rows, behavior_columns, entry_or_scalar, policy_columns, to_numpy
 
 
 class MicroBatch:
@@ -160,7 +160,7 @@ class MicroBatch:
         self._refuse_where(
             (ids < 0) | (ids >= vocab_size), f"input id outside the vocabulary of {vocab_size}"
         )
-        topk = tokens.topk_ids[self._b, self._j].to(sampled.device)
+        topk = at_rows(tokens.topk_ids, self._b, self._j).to(sampled.device)
         self._refuse_where(
             ((topk < -1) | (topk >= vocab_size)).any(-1),
             f"id in `topk_ids` outside the vocabulary of {vocab_size}",
@@ -266,9 +266,7 @@ class MicroBatch:
         """Column in_loss."""
         if self._keep is None:
             return np.ones(len(self._b), np.bool_)
-        return to_numpy(
-            self._keep[self._b.to(self._keep.device), self._j.to(self._keep.device)], np.bool_
-        )
+        return to_numpy(at_rows(self._keep, self._b, self._j), np.bool_)
 
     def _check_attended(self, attention_mask: Any) -> None:
         """Refuse response tokens that are padding or come right after it."""

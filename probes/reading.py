@@ -85,7 +85,7 @@ class PolicyReader:
         """See `UpdateProbe.readout_metadata`."""
         hidden, weight = self._hidden_dtype, self._head.weight.dtype
         return {
-            "hidden_dtype": str(hidden).removeprefix("torch."),
+            "hidden_dtype": None if hidden is None else str(hidden).removeprefix("torch."),
             "head_dtype": str(weight).removeprefix("torch."),
             "accumulation": "float64" if torch.float64 in (hidden, weight) else "float32",
             "logits_rounded": False,

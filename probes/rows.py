@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .behavior import ResponseTokens
+from .errors import ProbeError
 from .readout import Readout
 
 Rows = dict[str, np.ndarray[Any, Any]]
@@ -31,22 +32,26 @@ def behavior_columns(tokens: ResponseTokens, token_id: Tensor, step: int) -> Row
     -------
     Rows
         In the stored types, as the engine gave them; padding is NaN.
+
+    Raises
+    ------
+    ProbeError
+        A number of a sequence or group that 32 bits cannot hold.
     """
     b, j = tokens.where()
-    topk_ids = to_numpy(tokens.topk_ids[b, j], np.int32)
-    sequence = _per_token(tokens.sequence, b, j)
+    topk_ids = to_numpy(at_rows(tokens.topk_ids, b, j), np.int32)
+    sequence = _numbers(tokens.sequence, b, j, "sequence")
+    topk_logprobs = to_numpy(at_rows(tokens.topk_logprobs, b, j), np.float32)
     return {
         "step": np.full(len(b), step, np.int32),
-        "group": to_numpy(_per_token(tokens.group, b, j), np.int32),
-        "sequence": to_numpy(sequence, np.int32),
-        "position": _positions(to_numpy(b, np.int64), to_numpy(sequence, np.int64)),
+        "group": _numbers(tokens.group, b, j, "group"),
+        "sequence": sequence,
+        "position": _positions(to_numpy(b, np.int64), sequence),
         "token_id": to_numpy(token_id, np.int32),
-        "advantage": to_numpy(_per_token(tokens.advantages, b, j), np.float32),
-        "behavior_logprob": to_numpy(tokens.behavior_logprobs[b, j], np.float32),
+        "advantage": to_numpy(at_rows(tokens.advantages, b, j), np.float32),
+        "behavior_logprob": to_numpy(at_rows(tokens.behavior_logprobs, b, j), np.float32),
         "topk_ids": topk_ids,
-        "topk_behavior_logprobs": np.where(
-            topk_ids >= 0, to_numpy(tokens.topk_logprobs[b, j], np.float32), np.float32(np.nan)
-        ),
+        "topk_behavior_logprobs": np.where(topk_ids >= 0, topk_logprobs, np.float32(np.nan)),
     }
 
 
@@ -70,9 +75,22 @@ def policy_columns(read: Readout, when: str) -> Rows:
     }
 
 
-def _per_token(values: Tensor, b: Tensor, j: Tensor) -> Tensor:
-    """Values a sequence or a token, at the rows."""
+def at_rows(values: Tensor, b: Tensor, j: Tensor) -> Tensor:
+    """Values of shape (B,) or (B, L, …) at rows b and positions j, on the values' device."""
+    b, j = b.to(values.device), j.to(values.device)
     return values[b] if values.ndim == 1 else values[b, j]
+
+
+def _numbers(values: Tensor, b: Tensor, j: Tensor, name: str) -> np.ndarray[Any, Any]:
+    """Numbers of sequences or groups."""
+    numbers = to_numpy(at_rows(values, b, j), np.int64)
+    stored: np.ndarray[Any, Any] = numbers.astype(np.int32)
+    if (stored != numbers).any():
+        raise ProbeError(
+            f"`{name}` must fit into 32 bits, got {numbers[stored != numbers][0]}: number them "
+            "from 0"
+        )
+    return stored
 
 
 def _positions(b: np.ndarray[Any, Any], sequence: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -263,3 +263,14 @@ def test_a_keep_mask_can_come_with_the_tokens() -> None:
     with UpdateProbe(model, optimizer, sink) as probe:
         step(model, optimizer, [changed(each, keep=keep)], probe)
     np.testing.assert_array_equal(sink.column("in_loss"), keep[each.tokens.response_mask])
+
+
+@pytest.mark.parametrize("name", ["sequence", "group"])
+def test_a_number_that_32_bits_cannot_hold_is_refused(name: str) -> None:
+    model = tiny("llama")
+    each = changed(batch(model), **{name: torch.tensor([0, 2**31, 1])})
+    with UpdateProbe(model, adamw(model), Sink()) as probe:
+        probe.expect(each.tokens)
+        with pytest.raises(ProbeError, match=f"`{name}` must fit into 32 bits, got 2147483648"):
+            model(**each.inputs)
+        probe.discard()
