@@ -162,6 +162,8 @@ def test_interruption_keeps_what_is_complete_and_says_how_to_go_on(
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # Whoever runs the tests in the background may have Ctrl-C ignored, which is inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         env=os.environ | {"DELTAD_CACHE": str(cache)},
     )
     try:

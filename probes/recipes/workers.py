@@ -277,6 +277,9 @@ def _serve(connection: Connection, job: Job) -> None:
     except Exception as error:
         with suppress(BrokenPipeError, ConnectionResetError):
             connection.send(_Failure.of(seed, error))
+    finally:
+        # Nothing is open any more, and an exit handler interrupted would print its trace.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _sentence(error: Exception) -> str:
