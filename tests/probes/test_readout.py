@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from deltad.probes import ProbeError
 from deltad.probes.readout import readout
@@ -220,6 +221,28 @@ def test_a_lowered_matmul_precision_is_lifted_and_put_back(precision: str) -> No
         ) == before
         assert torch.get_float32_matmul_precision() == precision
     assert worst(read.logprobs, oracle(hidden, weight).gather(1, ids)) < 1e-5
+
+
+class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes at which precision matrix products are made."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.settings: set[tuple[str, str]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.mm.out):
+            mkldnn: Any = torch.backends.mkldnn
+            cuda = torch.backends.cuda.matmul.fp32_precision
+            self.settings.add((mkldnn.matmul.fp32_precision, cuda))
+        return func(*args, **(kwargs or {}))
+
+
+def test_products_are_made_in_float32_whatever_the_precision_set() -> None:
+    hidden, weight, ids = inputs()
+    with matmul_precision("medium"), Products() as products:
+        readout(hidden, weight, ids)
+    assert products.settings == {("ieee", "ieee")}
 
 
 def test_no_tensor_is_larger_than_a_tile_or_the_inputs() -> None:
