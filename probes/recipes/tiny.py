@@ -35,7 +35,7 @@ class TinyRecipe(Recipe):
         "fresh-adamw": {},
         "warm-adamw": {"warmup_updates": 20},
         "sgd": {"optimizer": "sgd", "lr": 0.03},
-        "few-outside": {"lr": 3e-5},
+        "few-outside": {"lr": 5e-5},
     }
     variants_help: ClassVar[Mapping[str, str]] = {
         "fresh-adamw": "the defaults",
