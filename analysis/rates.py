@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 from . import statistics
 from .counting import ArmCounts
 from .question import OWN, Question
+from .result import Result
 from .statistics import Interval, Paired
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
 
 SIDES: Final = ("baseline", "criterion")
 
@@ -165,7 +167,7 @@ class BaseRate:
 
 
 @dataclass(frozen=True, eq=False)
-class RateTable:
+class RateTable(Result):
     """Two criteria compared on one dump.
 
     Attributes
@@ -253,13 +255,23 @@ class RateTable:
 
         return rate_object(self)
 
-    def to_frame(self) -> pd.DataFrame:
-        """A DataFrame with a row a seed and the columns of `analysis.export.RATE_COLUMNS`."""
-        import pandas as pd
-
+    def columns(self) -> dict[str, list[Any]]:
+        """A row a seed, the columns of `analysis.export.RATE_COLUMNS`."""
         from .export import rate_columns
 
-        return pd.DataFrame(rate_columns(self))
+        return rate_columns(self)
+
+    def text(self) -> RenderableType:
+        """Both criteria, the paired comparison, base rates; see `rate_text`."""
+        from .text import rate_text
+
+        return rate_text(self)
+
+    def figure(self) -> Figure:
+        """The paper's Figure 4; see `figure4`."""
+        from .figures import figure4
+
+        return figure4(self)
 
     def _side(self, side: str) -> SideSummary:
         """Summary of one criterion."""

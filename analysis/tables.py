@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from .counting import ArmCounts, Progress, count_arm
 from .question import Question, Resolved, answerable_protocols
 from .rates import RateTable, SeedRates
+from .result import Result
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from rich.console import RenderableType
 
     from deltad.dumps import Dump
 
@@ -18,7 +19,7 @@ _Counted = dict[tuple[str, int], ArmCounts]
 
 
 @dataclass(frozen=True, eq=False)
-class ProtocolTable:
+class ProtocolTable(Result):
     """One question under every protocol.
 
     Attributes
@@ -37,13 +38,17 @@ class ProtocolTable:
         objects = [table.to_json_object() for table in self.tables]
         return {**objects[0], "protocols": objects, "refused": self.refused}
 
-    def to_frame(self) -> pd.DataFrame:
-        """A DataFrame with a row a protocol, columns as `analysis.export.PROTOCOL_COLUMNS`."""
-        import pandas as pd
-
+    def columns(self) -> dict[str, list[Any]]:
+        """A row a protocol, the columns of `analysis.export.PROTOCOL_COLUMNS`."""
         from .export import protocol_columns
 
-        return pd.DataFrame(protocol_columns(self))
+        return protocol_columns(self)
+
+    def text(self) -> RenderableType:
+        """A row a protocol; see `protocol_text`."""
+        from .text import protocol_text
+
+        return protocol_text(self)
 
 
 def rate_table(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+from typing import IO, Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -282,7 +283,7 @@ def as_text(renderable: RenderableType, *, coloured: bool = False) -> str:
     Parameters
     ----------
     renderable : RenderableType
-        What `rate_text` or `protocol_text` returns.
+        What a result's `text` returns.
     coloured : bool
         With a terminal's colours.
 
@@ -292,15 +293,35 @@ def as_text(renderable: RenderableType, *, coloured: bool = False) -> str:
         Lines, each ended.
     """
     buffer = io.StringIO()
+    _print(renderable, buffer, force_terminal=coloured, color_system="auto")
+    return "".join(line.rstrip() + "\n" for line in buffer.getvalue().splitlines())
+
+
+def as_html(renderable: RenderableType) -> str:
+    """Render as HTML for a notebook: preformatted text that takes the page's colours.
+
+    Parameters
+    ----------
+    renderable : RenderableType
+        What a result's `text` returns.
+
+    Returns
+    -------
+    str
+        One `<pre>` element; a wide one scrolls.
+    """
+    console = _print(renderable, io.StringIO(), force_terminal=True, record=True)
+    return console.export_html(
+        inline_styles=True,
+        code_format='<pre style="font-size:90%;line-height:1.3;overflow-x:auto">{code}</pre>',
+    )
+
+
+def _print(renderable: RenderableType, file: IO[str], **options: Any) -> Console:
+    """Print something without folding it; gives the console that did."""
     console = Console(
-        file=buffer,
-        width=10_000,
-        highlight=False,
-        markup=False,
-        force_terminal=coloured,
-        force_jupyter=False,
-        color_system="auto",
+        file=file, width=10_000, highlight=False, markup=False, force_jupyter=False, **options
     )
     console.width = max(80, Measurement.get(console, console.options, renderable).maximum)
     console.print(renderable)
-    return "".join(line.rstrip() + "\n" for line in buffer.getvalue().splitlines())
+    return console

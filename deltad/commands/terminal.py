@@ -12,6 +12,14 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+BAD_CONTENT: Final = 1
+BAD_OPTION: Final = 2
+FINDINGS: Final = 3
+INTERRUPTED: Final = 130
+CLOSED_PIPE: Final = 141
+"""Exit statuses; the last is what a shell reports of a program that ended because nobody read on
+(SIGPIPE)."""
+
 ENDINGS: Final = {
     ".txt": "text",
     ".json": "json",
@@ -20,6 +28,9 @@ ENDINGS: Final = {
     ".csv": "csv",
     ".md": "markdown",
     ".parquet": "parquet",
+    ".png": "png",
+    ".pdf": "pdf",
+    ".svg": "svg",
 }
 """The form of output that a file's ending stands for."""
 

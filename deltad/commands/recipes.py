@@ -1,4 +1,4 @@
-"""The commands that need recipes: `record`, whose options are a recipe's fields, and its summary.
+"""Commands that record: `record`, whose options are a recipe's fields, and `reproduce`.
 
 The recipes are imported when one is asked for; torch only when it runs.
 """
@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 from typer.core import TyperGroup
 
-from deltad._terminal import complain, note
+from .options import Quiet
+from .rates import ALL_PROTOCOLS, figure4, table
+from .terminal import INTERRUPTED, complain, note
 
 if TYPE_CHECKING:
     from deltad.probes.recipes import Recipe
 
 RECIPE_NAMES: Final = ("tiny", "smollm2")
 FAILED: Final = 1
-INTERRUPTED: Final = 130
 
 Seeds = Annotated[
     int | None, typer.Option(min=1, help="Record the seeds from 0 to one below this number.")
@@ -39,7 +40,6 @@ Workers = Annotated[
 Resume = Annotated[
     bool, typer.Option("--resume", help="Record what is missing in a dump of the same recipe.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar and no notes.")]
 
 
 class RecipeCommands(TyperGroup):
@@ -210,3 +210,28 @@ def _parsed(recipe: type[Recipe], name: str, value: Any) -> Any:
     if typing.get_origin(typing.get_type_hints(recipe)[name]) is tuple:
         return tuple(part.strip() for part in str(value).split(",") if part.strip())
     return value
+
+
+def reproduce(
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="DIR", help="Where everything goes.")
+    ] = Path("deltad-figure4"),
+    seeds: Seeds = None,
+    workers: Workers = None,
+    resume: Resume = False,
+    quiet: Quiet = False,
+) -> None:
+    """Record the recipe tiny, print its table for all protocols and draw Figure 4: minutes.
+
+    DIR gets dump/, table.txt, table.json, figure4.png and figure4.pdf. Without --seeds 61.
+    """
+    from deltad.probes.recipes import TinyRecipe
+
+    run = output / "dump"
+    record_dump(
+        TinyRecipe(), run, seeds=seeds, workers=workers, resume=resume, store="above", quiet=quiet
+    )
+    for file, form in ((None, "text"), (output / "table.txt", ""), (output / "table.json", "")):
+        table(run, file, protocol=ALL_PROTOCOLS, form=form, quiet=True)
+    figure4(run, [output / "figure4.png", output / "figure4.pdf"], quiet=quiet)
+    note(f"the dump, tables and figures are in {output}", quiet=quiet)

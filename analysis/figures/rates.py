@@ -1,42 +1,22 @@
-"""Figures of results that are already computed; nothing is counted or estimated here.
-
-matplotlib is imported when something is drawn, and without pyplot, so that no global state
-is read or changed.
-"""
+"""Figures of a rate table: the paper's Figure 4 and its parts."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from . import paper
-from .question import QuestionError
-from .rates import RateTable
-from .words import count, number, p_value, title, unit, with_interval
+from deltad.analysis import paper
+from deltad.analysis.rates import RateTable
+from deltad.analysis.words import count, number, p_value, title, unit, with_interval
+
+from .style import NORMAL, SMALL, axes_or_new, colour_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-COLOURS: Final[dict[str, str]] = {
-    "ratio": "#D55E00",
-    "aggregated": "#0072B2",
-    "uniform": "#56B4E9",
-    "exact": "#009E73",
-    "full": "#000000",
-    "binary-kl": "#E69F00",
-    "binary-tv": "#A6761D",
-    "clip-higher": "#CC79A7",
-    "none": "#7F7F7F",
-}
-"""One colour a criterion in every figure, after Okabe and Ito for colour-blind readers. A
-predictive criterion has that of its tail: two families never stand in one figure."""
-
-ENDINGS: Final = (".png", ".pdf", ".svg")
 
 _TIED: Final = "#999999"
 _PAPER: Final[dict[str, Any]] = {
@@ -48,39 +28,11 @@ _PAPER: Final[dict[str, Any]] = {
     "linestyle": "none",
     "zorder": 5,
 }
-_SMALL: Final = 7
-_NORMAL: Final = 8
 _BINS_A_SIDE: Final = 12
 _LINEAR_DECADES: Final = 0.5  # room for the labels on both sides of 0
 _HEADROOM: Final = 1.6  # the legend stands above the histograms
 _PLACES: Final = {"baseline": 0.0, "criterion": 1.0}
 _OUTWARD: Final = {"baseline": -1.0, "criterion": 1.0}
-
-
-def colour_of(criterion: str) -> str:
-    """The colour that a criterion has in every figure.
-
-    Parameters
-    ----------
-    criterion : str
-        A name of `deltad.masks.CRITERIA`, or `none`.
-
-    Returns
-    -------
-    str
-        Hexadecimal.
-
-    Raises
-    ------
-    KeyError
-        The criterion has no entry in `COLOURS`.
-
-    Examples
-    --------
-    >>> colour_of("predictive-tv-exact") == COLOURS["exact"]
-    True
-    """
-    return COLOURS[criterion if criterion in COLOURS else criterion.rpartition("-")[2]]
 
 
 def figure4(table: RateTable) -> Figure:
@@ -103,63 +55,19 @@ def figure4(table: RateTable) -> Figure:
     question = table.question
     figure.suptitle(
         f"{title(question)} · protocol {question.protocol}\n{_size(table)}",
-        fontsize=_NORMAL,
+        fontsize=NORMAL,
         parse_math=False,  # an arm may be named anything
     )
     draw_delta_d(table, ax=figure.add_subplot(grid[0, 0]))
     draw_contracting(table, ax=figure.add_subplot(grid[1, 0]))
     rates = draw_paired_rates(table, ax=figure.add_subplot(grid[:, 1]), legend=False)
     figure.legend(
-        *rates.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=_SMALL,
+        *rates.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=SMALL,
         frameon=False,
     )  # fmt: skip
     for letter, ax in zip("abc", figure.axes, strict=True):
-        ax.set_title(letter, loc="left", fontsize=_NORMAL, fontweight="bold")
+        ax.set_title(letter, loc="left", fontsize=NORMAL, fontweight="bold")
     return figure
-
-
-def save_figure(figure: Figure, path: str | Path | BinaryIO, *, form: str = "") -> None:
-    """Write a figure as PNG, PDF or SVG.
-
-    Parameters
-    ----------
-    figure : Figure
-        As `figure4` returns it.
-    path : str, Path or binary file
-        Where to.
-    form : {"png", "pdf", "svg"}, optional
-        By default what the path's ending names; needed for an open file.
-
-    Raises
-    ------
-    QuestionError
-        Another ending.
-    OSError
-        The file cannot be written.
-    """
-    form = form or figure_format(path if isinstance(path, str | Path) else path.name)
-    from matplotlib import rc_context
-
-    # Text stays text, and nothing is dated: the same table gives the same file.
-    undated: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
-    with rc_context({"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "deltad"}):
-        figure.savefig(path, format=form, dpi=200, metadata=undated.get(form))
-
-
-def figure_format(path: str | Path) -> str:
-    """`png`, `pdf` or `svg`, by a file's ending.
-
-    Raises
-    ------
-    QuestionError
-        Another ending.
-    """
-    ending = Path(path).suffix.lower()
-    if ending not in ENDINGS:
-        raise QuestionError(
-            f"a figure's file must end in one of {', '.join(ENDINGS)}, got {str(path)!r}"
-        )
-    return ending[1:]
 
 
 def draw_delta_d(table: RateTable, *, ax: Axes | None = None) -> Axes:
@@ -182,7 +90,7 @@ def draw_delta_d(table: RateTable, *, ax: Axes | None = None) -> Axes:
     The axis is linear near 0 and logarithmic beyond. No bin holds both signs; tokens with
     ΔD = 0 are in no bin, and their number is in the legend.
     """
-    ax = _axes(ax)
+    ax = axes_or_new(ax)
     sizes = np.abs(np.concatenate([table.delta_d(side) for side in _PLACES]))
     moved = sizes[sizes > 0]
     if len(moved):
@@ -192,21 +100,21 @@ def draw_delta_d(table: RateTable, *, ax: Axes | None = None) -> Axes:
             _histogram(table, side, edges, ax)
         ax.set_xlim(edges[0], edges[-1])
         ax.set_ylim(0, _HEADROOM * ax.get_ylim()[1])
-        ax.legend(fontsize=_SMALL, frameon=False, loc="upper left", borderaxespad=0.3)
+        ax.legend(fontsize=SMALL, frameon=False, loc="upper left", borderaxespad=0.3)
         ax.axvline(0, 0, 1 / _HEADROOM, color="black", linewidth=0.8, zorder=0)
     else:
         ax.set_xlim(-1, 1)
         ax.set_xticks([0])
         ax.set_yticks([])
         what = "ΔD = 0 on every kept token" if len(sizes) else "no disagreement token"
-        ax.text(0.5, 0.5, what, transform=ax.transAxes, ha="center", fontsize=_NORMAL)
+        ax.text(0.5, 0.5, what, transform=ax.transAxes, ha="center", fontsize=NORMAL)
     nats = f",{unit(table.question)}" if unit(table.question) else ""
     ax.set_xlabel(
         f"← contracts      ΔD = D after − D before{nats}      moves out →",
-        fontsize=_NORMAL,
+        fontsize=NORMAL,
     )
-    ax.set_ylabel("share of kept disagreement tokens", fontsize=_NORMAL)
-    ax.tick_params(labelsize=_SMALL)
+    ax.set_ylabel("share of kept disagreement tokens", fontsize=NORMAL)
+    ax.tick_params(labelsize=SMALL)
     return ax
 
 
@@ -225,7 +133,7 @@ def draw_contracting(table: RateTable, *, ax: Axes | None = None) -> Axes:
     Axes
         A point with its interval a criterion; a diamond where the paper reports the pair.
     """
-    ax = _axes(ax)
+    ax = axes_or_new(ax)
     for side, place in _PLACES.items():
         summary, name = getattr(table, side), getattr(table.question, side)
         _estimate(
@@ -246,8 +154,8 @@ def draw_contracting(table: RateTable, *, ax: Axes | None = None) -> Axes:
     ax.set_ylim(-0.7, 1.7)
     names = [getattr(table.question, side) for side in _PLACES]
     ax.set_yticks(list(_PLACES.values()), [_folded(name) for name in names])
-    ax.set_xlabel("contracting fraction: share with ΔD < 0, pooled", fontsize=_NORMAL)
-    ax.tick_params(labelsize=_SMALL)
+    ax.set_xlabel("contracting fraction: share with ΔD < 0, pooled", fontsize=NORMAL)
+    ax.tick_params(labelsize=SMALL)
     return ax
 
 
@@ -269,7 +177,7 @@ def draw_paired_rates(table: RateTable, *, ax: Axes | None = None, legend: bool 
         Lines in the criterion's colour where its rate is lower, in the baseline's where it is
         higher, grey where tied; a seed with one rate is a point without a line.
     """
-    ax = _axes(ax)
+    ax = axes_or_new(ax)
     rates = {side: table.rates(side) for side in _PLACES}
     ours, theirs = rates["criterion"], rates["baseline"]
     question, paired = table.question, table.paired
@@ -326,27 +234,18 @@ def draw_paired_rates(table: RateTable, *, ax: Axes | None = None, legend: bool 
     ax.set_ylim(-0.04, 1.2)
     ax.set_yticks(np.linspace(0, 1, 6))
     ax.set_xticks(list(_PLACES.values()), [_folded(getattr(question, side)) for side in _PLACES])
-    ax.set_ylabel("unsafe-keep rate: share of these with ΔD > 0", fontsize=_NORMAL)
-    ax.tick_params(labelsize=_SMALL)
+    ax.set_ylabel("unsafe-keep rate: share of these with ΔD > 0", fontsize=NORMAL)
+    ax.tick_params(labelsize=SMALL)
     words = (
         f"difference {with_interval(paired.difference, paired.difference_ci95, signed=True)}\n"
         f"sign test p = {p_value(paired.sign_test_p)}"
     )
     if _reported(table):
         words += f" (paper: {paper.SEEDS_LOWER.value} of {paper.SEEDS.value} lower)"
-    ax.text(0.5, 0.985, words, transform=ax.transAxes, ha="center", va="top", fontsize=_SMALL)
+    ax.text(0.5, 0.985, words, transform=ax.transAxes, ha="center", va="top", fontsize=SMALL)
     if legend:
-        ax.legend(fontsize=_SMALL, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.15))
+        ax.legend(fontsize=SMALL, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.15))
     return ax
-
-
-def _axes(ax: Axes | None) -> Axes:
-    """The axes given, or those of a new figure."""
-    if ax is not None:
-        return ax
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(4, 3), layout="constrained").add_subplot()
 
 
 def _size(table: RateTable) -> str:

@@ -1,0 +1,134 @@
+"""Commands that count: the table of rates, and Figure 4."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from .options import (
+    DEFAULT_PROTOCOL,
+    FORMATS,
+    Baseline,
+    BootstrapSeed,
+    CriterionName,
+    Divergence,
+    Output,
+    Protocol,
+    Quiet,
+    Run,
+    Threshold,
+    format_option,
+    open_dump,
+    question_of,
+    rows_of,
+    write_result,
+)
+from .terminal import check_output, chosen_form, note, progress_bar, sink
+
+if TYPE_CHECKING:
+    from deltad.analysis import Question, RateTable
+    from deltad.dumps import Dump
+
+ALL_PROTOCOLS: Final = "all"
+
+
+def table(
+    run: Run,
+    output: Output = None,
+    threshold: Threshold = None,
+    divergence: Divergence = "kl",
+    criterion: CriterionName = "",
+    baseline: Baseline = "ratio",
+    protocol: Annotated[
+        str,
+        typer.Option(
+            metavar="shared:ARM|own|all",
+            help="Whose update a kept token is judged by; `all`: each that the dump can answer.",
+            show_default=DEFAULT_PROTOCOL,
+        ),
+    ] = "",
+    by_seed: Annotated[bool, typer.Option("--by-seed", help="In text, a row a seed too.")] = False,
+    bootstrap_seed: BootstrapSeed = 0,
+    form: Annotated[str, format_option(*FORMATS)] = "",
+    quiet: Quiet = False,
+) -> None:
+    """Compare two criteria: unsafe-keep rates and contracting fractions, seed by seed.
+
+    CSV, Markdown and Parquet have a row a seed, or a row a protocol with `--protocol all`.
+    """
+    form = chosen_form(form, output, FORMATS)
+    check_output(output, run)
+    every = protocol == ALL_PROTOCOLS
+    question = question_of(threshold, divergence, criterion, baseline, "" if every else protocol)
+    dump = open_dump(run)
+    from deltad.analysis import protocol_table, rate_text
+
+    if not every:
+        rates = counted(dump, question, bootstrap_seed, quiet)
+        text = rate_text(rates, per_seed=True) if by_seed and form == "text" else None
+        write_result(rates, form, output, text=text)
+        return
+    rows = rows_of(dump, (arm for arm in dump.arms if arm != "zero-step"))
+    with progress_bar(rows, "rows", quiet=quiet) as bar:
+        protocols = protocol_table(
+            dump, question, bootstrap_seed=bootstrap_seed, progress=bar.advance
+        )
+    note_vectors(protocols.tables[0], quiet)
+    write_result(protocols, form, output)
+
+
+def figure4(
+    run: Run,
+    output: Annotated[
+        list[Path],
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="A .png, .pdf or .svg; may be given several times.",
+        ),
+    ],
+    threshold: Threshold = None,
+    divergence: Divergence = "kl",
+    criterion: CriterionName = "",
+    baseline: Baseline = "ratio",
+    protocol: Protocol = "",
+    bootstrap_seed: BootstrapSeed = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Draw ΔD of kept disagreement tokens and the unsafe-keep rates by seed."""
+    question = question_of(threshold, divergence, criterion, baseline, protocol)
+    from deltad import analysis
+    from deltad.analysis.figures import figure_format
+
+    forms = [figure_format(path) for path in output]
+    for path in output:
+        check_output(path, run)
+    rates = counted(open_dump(run), question, bootstrap_seed, quiet)
+    figure = analysis.figure4(rates)
+    for path, form in zip(output, forms, strict=True):
+        with sink(path) as file:
+            analysis.save_figure(figure, file, form=form)
+
+
+def counted(dump: Dump, question: Question, bootstrap_seed: int, quiet: bool) -> RateTable:
+    """Count a dump under a progress bar, and say which rows could not take part."""
+    from deltad.analysis import rate_table
+
+    rows = rows_of(dump, question.resolve(dump).arms)
+    with progress_bar(rows, "rows", quiet=quiet) as bar:
+        rates = rate_table(dump, question, bootstrap_seed=bootstrap_seed, progress=bar.advance)
+    note_vectors(rates, quiet)
+    return rates
+
+
+def note_vectors(rates: RateTable, quiet: bool) -> None:
+    """Say how many rows have an unknown D."""
+    if rates.without_vectors:
+        note(
+            "rows without top-K vectors count as tokens and are never outside; there are "
+            f"{rates.without_vectors}",
+            quiet=quiet,
+        )
