@@ -1,0 +1,71 @@
+"""Every executed notebook of `notebooks/` as a page, its figures beside it."""
+
+from __future__ import annotations
+
+import base64
+import html
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages and their figures; called by MkDocs before it reads pages."""
+    for path in sorted(NOTEBOOKS.glob("*.ipynb")):
+        name = f"notebooks/{path.stem}"
+        page, figures = as_page(path)
+        files.append(File.generated(config, f"{name}.md", content=page))
+        for number, figure in enumerate(figures):
+            files.append(File.generated(config, f"{name}-{number}.png", content=figure))
+    return files
+
+
+def as_page(path: Path) -> tuple[str, list[bytes]]:
+    """A notebook as Markdown, and the figures that it names.
+
+    Parameters
+    ----------
+    path : Path
+        An executed notebook, as `notebooks/run.py --update` leaves it.
+
+    Returns
+    -------
+    page : str
+        Cells and outputs in their order.
+    figures : list of bytes
+        PNG files; the page calls them `<stem>-<number>.png`.
+    """
+    parts: list[str] = []
+    figures: list[bytes] = []
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.cell_type != "code":
+            parts.append(cell.source)
+            continue
+        parts.append(_fenced(cell.source, "python"))
+        for output in cell.outputs:
+            parts.append(_output(output, path.stem, figures))
+    made = f"\n\n---\n\nThis page is `notebooks/{path.name}` as the tests run it.\n"
+    return "\n\n".join(parts) + made, figures
+
+
+def _output(output: Any, stem: str, figures: list[bytes]) -> str:
+    """One output of a cell: a figure, a rendered result, or text."""
+    if output.output_type == "stream":
+        return _fenced(output.text.rstrip("\n"), "text")
+    data = output.get("data", {})
+    if "image/png" in data:
+        figures.append(base64.b64decode(data["image/png"]))
+        return f"![]({stem}-{len(figures) - 1}.png)"
+    if "text/html" in data:
+        return f'<div class="notebook-output">\n{data["text/html"]}\n</div>'
+    return _fenced(html.unescape(data.get("text/plain", "")), "text")
+
+
+def _fenced(text: str, language: str) -> str:
+    """Text in a fence that it cannot close."""
+    return f"````{language}\n{text}\n````"
