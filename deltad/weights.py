@@ -5,9 +5,10 @@ Every method of the field multiplies the plain importance-weighted gradient of a
     r Â ∇ log π_k,        r = π_k/μ_k,
 
 by a weight w: a mask by 0 or 1, a capped importance weight by min(r, C)/r, a smooth one by
-something in between (or, DRPO's, by less than 0 where it pulls a token back). So they can stand beside each other on one dump, whatever they were
-written as. `WEIGHTS` holds them by name; every criterion of `deltad.masks` is among them, as
-the weight 1 where it keeps and 0 where it masks.
+something in between (DRPO's by less than 0 where it pulls a token back). So they can stand
+beside each other on one dump, whatever they were written as. `WEIGHTS` holds them by name;
+every criterion of `deltad.masks` is among them, as the weight 1 where it keeps and 0 where it
+masks.
 
 Here μ is the behaviour policy, the one that sampled. Some of these methods were written for two
 policies of the trainer and a third of the engine, and correct for the engine alone
