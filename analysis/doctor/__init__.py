@@ -1,1 +1,9 @@
 """Why trainer and engine disagree: causes told apart from the top-K log-probs of both policies."""
+
+from __future__ import annotations
+
+from .evidence import examine
+from .findings import Diagnosis, Finding
+from .sample import Sample, read_sample
+
+__all__ = ["Diagnosis", "Finding", "Sample", "examine", "read_sample"]
