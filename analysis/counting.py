@@ -6,20 +6,20 @@ every token, then decisions and D after it only for those outside.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deltad.dumps import batch_tokens, check_batch, part_batches
-from deltad.masks import Criterion
+from deltad.masks import Tokens
 
 if TYPE_CHECKING:
     from deltad.dumps import Batch, Dump, Metadata
 
-    from .question import Resolved
+    from .question import Question, Resolved
 
 Progress = Callable[[int], None]
 """Called with the number of rows just read."""
@@ -40,6 +40,45 @@ VALUE_COLUMNS: Final = (
     "topk_post_logprobs",
 )
 """What D before and after the update and every criterion's common part are made of."""
+
+
+class Decider(Protocol):
+    """What decides which tokens keep their gradient: a criterion, for one."""
+
+    @property
+    def name(self) -> str:
+        """As options name it."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Optional columns of a dump that it needs."""
+
+    def keep(self, tokens: Tokens, *, threshold: float, divergence: str) -> Any:
+        """True where the gradient passes, shape (token,)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outside:
+    """The tokens of a block that lie outside a region.
+
+    Attributes
+    ----------
+    batch : Batch
+        Their rows.
+    tokens : Tokens
+        What criteria see of them before the update.
+    d_pre, delta_d : ndarray of float64, shape (token,)
+        D before the update, and ΔD: nats for KL, a probability for TV.
+    """
+
+    batch: Batch
+    tokens: Tokens
+    d_pre: NDArray[np.float64]
+    delta_d: NDArray[np.float64]
+
+
+Judged = tuple[NDArray[np.float64], NDArray[np.bool_]]
+"""ΔD of some tokens outside, shape (token,), and decisions about them, (criterion, token)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +105,62 @@ class ArmCounts:
     outside_increase: int
     disagreement_deltas: NDArray[np.float64]
     kept_by_criterion: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Decided:
+    """The tokens outside in one seed of one arm, decided by any number of criteria.
+
+    Attributes
+    ----------
+    tokens : int
+        Σ `rows_seen` over the seed's files, stored or not.
+    without_vectors : int
+        Rows stored without top-K vectors; their D is unknown and they are never outside.
+    delta_d : ndarray of float64, shape (token,)
+        ΔD of the tokens outside: nats for KL, a probability for TV.
+    keep : ndarray of bool, shape (criterion, token)
+        True where a criterion lets the gradient pass.
+    """
+
+    tokens: int
+    without_vectors: int
+    delta_d: NDArray[np.float64]
+    keep: NDArray[np.bool_]
+
+    @classmethod
+    def of(
+        cls, tokens: int, without_vectors: int, blocks: Sequence[Judged], criteria: int
+    ) -> Decided:
+        """Join blocks of ΔD and decisions."""
+        return cls(
+            tokens,
+            without_vectors,
+            np.concatenate([np.empty(0), *(delta_d for delta_d, _ in blocks)]),
+            np.concatenate(
+                [np.empty((criteria, 0), dtype=np.bool_), *(keep for _, keep in blocks)], axis=1
+            ),
+        )
+
+    def pair(
+        self, criterion: int, baseline: int, rows: NDArray[np.bool_] | slice = slice(None)
+    ) -> ArmCounts:
+        """What some of the tokens say about two of the criteria, given by their places."""
+        delta_d = self.delta_d[rows]
+        ours, theirs = self.keep[criterion][rows], self.keep[baseline][rows]
+        disagree = ours != theirs
+        return ArmCounts(
+            tokens=self.tokens,
+            without_vectors=self.without_vectors,
+            outside=len(delta_d),
+            outside_increase=int(np.count_nonzero(delta_d > 0)),
+            disagreement_deltas=delta_d[disagree],
+            kept_by_criterion=ours[disagree],
+        )
+
+    def foretold(self, criterion: int) -> NDArray[np.bool_]:
+        """Where a criterion foretold the sign: kept and ΔD ≤ 0, or masked and ΔD > 0."""
+        return np.asarray(self.keep[criterion] == (self.delta_d <= 0))
 
 
 def count_arm(
@@ -96,29 +191,15 @@ def count_arm(
     DumpError
         A row holds an impossible value; names file, row and column.
     """
-    columns = columns_for(resolved.criterion, resolved.baseline)
-    without_vectors = outside = increase = 0
-    deltas: list[NDArray[np.float64]] = []
-    kept: list[NDArray[np.bool_]] = []
-    for batch, metadata in checked_batches(dump, arm, seed, columns, progress=progress):
+    pair = (resolved.criterion, resolved.baseline)
+    without_vectors = 0
+    blocks: list[Judged] = []
+    for batch, metadata in checked_batches(dump, arm, seed, columns_for(*pair), progress=progress):
         without_vectors += int(np.count_nonzero(~batch.vectors))
-        found = _judge(batch, metadata, resolved)
-        if found is None:
-            continue
-        delta_d, criterion_keeps, baseline_keeps = found
-        outside += len(delta_d)
-        increase += int(np.count_nonzero(delta_d > 0))
-        disagree = criterion_keeps != baseline_keeps
-        deltas.append(delta_d[disagree])
-        kept.append(criterion_keeps[disagree])
-    return ArmCounts(
-        tokens=dump.rows_seen(arm, seed),
-        without_vectors=without_vectors,
-        outside=outside,
-        outside_increase=increase,
-        disagreement_deltas=np.concatenate(deltas) if deltas else np.empty(0),
-        kept_by_criterion=np.concatenate(kept) if kept else np.empty(0, dtype=np.bool_),
-    )
+        found = outside_of(batch, metadata, resolved.question)
+        if found is not None:
+            blocks.append((found.delta_d, decisions(found.tokens, resolved.question, pair)))
+    return Decided.of(dump.rows_seen(arm, seed), without_vectors, blocks, 2).pair(0, 1)
 
 
 def checked_batches(
@@ -158,7 +239,7 @@ def checked_batches(
                 progress(len(batch))
 
 
-def columns_for(*criteria: Criterion) -> list[str]:
+def columns_for(*criteria: Decider) -> list[str]:
     """Columns of a dump that ΔD and these criteria are computed from."""
     optional = dict.fromkeys(column for each in criteria for column in each.columns)
     return [*VALUE_COLUMNS, *optional]
@@ -174,23 +255,41 @@ def select(batch: Batch, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Batch:
     )
 
 
-def _judge(
-    batch: Batch, metadata: Metadata, resolved: Resolved
-) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]] | None:
-    """ΔD and both decisions of a block's tokens outside the region; None if there are none."""
-    divergence, threshold = resolved.question.divergence, resolved.question.threshold
+def outside_of(batch: Batch, metadata: Metadata, region: Question) -> Outside | None:
+    """Find the tokens of a block outside the region, and what the update did to them.
+
+    Parameters
+    ----------
+    batch : Batch
+        Checked rows with `VALUE_COLUMNS`, and with what criteria need besides.
+    metadata : Metadata
+        Of their file.
+    region : Question
+        Its threshold and divergence.
+
+    Returns
+    -------
+    Outside or None
+        None where no token with vectors has D > δ.
+    """
     known = np.flatnonzero(batch.vectors)
     if not len(known):
         return None
-    d_pre = batch_tokens(batch, metadata).divergence(divergence)
-    is_outside = d_pre > threshold
+    d_pre = batch_tokens(batch, metadata).divergence(region.divergence)
+    is_outside = d_pre > region.threshold
     if not is_outside.any():
         return None
     block = select(batch, known[is_outside])
-    tokens = batch_tokens(block, metadata)
-    decisions = [
-        each.keep(tokens, threshold=threshold, divergence=divergence)
-        for each in (resolved.criterion, resolved.baseline)
-    ]
-    d_post = batch_tokens(block, metadata, post=True).divergence(divergence)
-    return d_post - d_pre[is_outside], decisions[0], decisions[1]
+    d_pre = d_pre[is_outside]
+    d_post = batch_tokens(block, metadata, post=True).divergence(region.divergence)
+    return Outside(block, batch_tokens(block, metadata), d_pre, d_post - d_pre)
+
+
+def decisions(tokens: Tokens, region: Question, deciders: Sequence[Decider]) -> NDArray[np.bool_]:
+    """Every decider's keep of some tokens, shape (criterion, token)."""
+    return np.stack(
+        [
+            each.keep(tokens, threshold=region.threshold, divergence=region.divergence)
+            for each in deciders
+        ]
+    )
