@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from deltad.divergence import DIVERGENCES
-from deltad.masks import DEFAULT_THRESHOLD, NONE, Criterion, CriterionError, criterion
+from deltad.masks import DEFAULT_THRESHOLD, NONE, Criterion, CriterionError
+from deltad.weights import WEIGHTS, Weight
 
 if TYPE_CHECKING:
     from deltad.dumps import Dump, Metadata
@@ -36,9 +37,10 @@ class Question:
     divergence : {"kl", "tv"}
         The region's divergence.
     criterion : str
-        The criterion in question; by default `predictive-<divergence>-aggregated`.
+        The criterion in question, or a neighbour's weight of `deltad.weights`, which masks
+        where it is not positive; by default `predictive-<divergence>-aggregated`.
     baseline : str
-        The criterion that it is compared with.
+        The one that it is compared with.
     protocol : str
         `shared:<arm>` judges both by one arm's update; `own` each by the arm that applied its
         mask. Empty until resolved: then `shared:none`, or the only arm there is.
@@ -75,7 +77,7 @@ class Question:
         if not self.criterion:
             object.__setattr__(self, "criterion", f"predictive-{self.divergence}-aggregated")
         for name in (self.criterion, self.baseline):
-            criterion(name).check_family(self.divergence)
+            _check_family(decider(name), self.divergence)
         shared_arm = self.protocol.removeprefix(SHARED)
         if self.protocol not in ("", OWN) and (shared_arm == self.protocol or not shared_arm):
             raise QuestionError(
@@ -103,7 +105,7 @@ class Question:
             a criterion needs a column that is missing.
         """
         question = self if self.protocol else replace(self, protocol=_default_protocol(dump))
-        judged, against = criterion(question.criterion), criterion(question.baseline)
+        judged, against = decider(question.criterion), decider(question.baseline)
         if question.protocol == OWN:
             arms = tuple(_arm_of(dump, each, question) for each in (judged, against))
         else:
@@ -128,15 +130,15 @@ class Resolved:
     ----------
     question : Question
         With the protocol filled in.
-    criterion, baseline : Criterion
+    criterion, baseline : Criterion or Weight
         Looked up.
     criterion_arm, baseline_arm : str
         Whose update judges the tokens that each keeps; the same arm when shared.
     """
 
     question: Question
-    criterion: Criterion
-    baseline: Criterion
+    criterion: Criterion | Weight
+    baseline: Criterion | Weight
     criterion_arm: str
     baseline_arm: str
 
@@ -144,6 +146,19 @@ class Resolved:
     def arms(self) -> tuple[str, ...]:
         """The arms to read: the criterion's first, each once."""
         return tuple(dict.fromkeys((self.criterion_arm, self.baseline_arm)))
+
+
+def decider(name: str) -> Criterion | Weight:
+    """Look up a criterion, or a neighbour's weight, by name.
+
+    Raises
+    ------
+    CriterionError
+        No such name; the message lists those that exist.
+    """
+    if name not in WEIGHTS:
+        raise CriterionError(f"there is no criterion {name!r}; choose one of {', '.join(WEIGHTS)}")
+    return WEIGHTS[name].criterion or WEIGHTS[name]
 
 
 def answerable_protocols(dump: Dump, question: Question) -> tuple[list[str], dict[str, str]]:
@@ -186,7 +201,7 @@ def answerable_protocols(dump: Dump, question: Question) -> tuple[list[str], dic
     return found, refused
 
 
-def check_columns(dump: Dump, arm: str, needed: Criterion) -> None:
+def check_columns(dump: Dump, arm: str, needed: Criterion | Weight) -> None:
     """Refuse a criterion whose optional columns an arm was recorded without.
 
     Raises
@@ -221,7 +236,7 @@ def _listed(dump: Dump) -> str:
     return f"its arms are {', '.join(dump.arms)}"
 
 
-def _arm_of(dump: Dump, applied: Criterion, question: Question) -> str:
+def _arm_of(dump: Dump, applied: Criterion | Weight, question: Question) -> str:
     """The arm whose recorded update applied this criterion's mask, as the question has it."""
     matching = [
         arm
@@ -250,7 +265,7 @@ def _arm_of(dump: Dump, applied: Criterion, question: Question) -> str:
     )
 
 
-def _is_update(metadata: Metadata, applied: Criterion, question: Question) -> bool:
+def _is_update(metadata: Metadata, applied: Criterion | Weight, question: Question) -> bool:
     """Whether a recorded update masked as the criterion does under the question's region."""
     update = metadata.update
     return update.get("mask") == applied.name and all(
@@ -258,9 +273,15 @@ def _is_update(metadata: Metadata, applied: Criterion, question: Question) -> bo
     )
 
 
-def _region(applied: Criterion) -> tuple[str, ...]:
+def _check_family(judge: Criterion | Weight, divergence: str) -> None:
+    """Refuse a divergence that a criterion does not predict; a weight predicts none."""
+    if isinstance(judge, Criterion):
+        judge.check_family(divergence)
+
+
+def _region(applied: Criterion | Weight) -> tuple[str, ...]:
     """What of the region a criterion's decision depends on."""
-    if applied.name in (NONE.name, "clip-higher"):
+    if isinstance(applied, Weight) or applied.name in (NONE.name, "clip-higher"):
         return ()
     return ("threshold",) if applied.name.startswith("binary-") else ("threshold", "divergence")
 

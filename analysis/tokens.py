@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from deltad.direction import TAILS
 from deltad.dumps import batch_tokens, scalar_tokens
 from deltad.masks import CRITERIA, Criterion, CriterionError, Tokens
+from deltad.weights import Weight
 
 from .counting import Progress, checked_batches, columns_for
 from .export import without_nan
@@ -50,7 +51,10 @@ TOKEN_COLUMNS: Final[dict[str, tuple[pa.DataType, str]]] = {
     "d_post": (pa.float64(), "top-K D after it"),
     "delta_d": (pa.float64(), "ΔD = d_post − d_pre"),
     "ratio": (pa.float64(), "r = π_k/μ_k before the update"),
-    "d_dot": (pa.float64(), "the criterion's direction: Ḋ, or r − 1 for one by the ratio"),
+    "d_dot": (
+        pa.float64(),
+        "the criterion's direction: Ḋ, or r − 1 for one by the ratio; NULL for a weight",
+    ),
     "d_dot_local": (pa.float64(), "local term of Ḋ; NULL for a direction that has no terms"),
     "d_dot_global": (pa.float64(), "global term of Ḋ; NULL for a direction that has no terms"),
     "outside": (pa.bool_(), "d_pre > δ; false where the top-K vectors were not stored"),
@@ -254,7 +258,7 @@ class TokenTable:
         values["disagreement"] = (is_outside & (ours != theirs), every)
         return values
 
-    def _decide(self, each: Criterion) -> Callable[[Tokens], NDArray[np.bool_]]:
+    def _decide(self, each: Criterion | Weight) -> Callable[[Tokens], NDArray[np.bool_]]:
         """One criterion's decisions about some tokens."""
         threshold, divergence = self.question.threshold, self.question.divergence
         return lambda tokens: each.keep(tokens, threshold=threshold, divergence=divergence)
@@ -277,13 +281,15 @@ class TokenTable:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
-def _keep_name(each: Criterion) -> str:
+def _keep_name(each: Criterion | Weight) -> str:
     """Name of a criterion's column."""
     return "keep_" + each.name.replace("-", "_")
 
 
-def _directions(each: Criterion, tokens: Tokens) -> tuple[_Column, _Column, _Column]:
+def _directions(each: Criterion | Weight, tokens: Tokens) -> tuple[_Column, _Column, _Column]:
     """A criterion's direction with local and global term, None for what is not known."""
+    if isinstance(each, Weight):  # has a formula and no direction
+        return None, None, None
     tail = each.name.rpartition("-")[2]
     try:
         if each.family is not None and tail in TAILS:

@@ -20,10 +20,16 @@ COLOURS: Final[dict[str, str]] = {
     "binary-kl": "#E69F00",
     "binary-tv": "#A6761D",
     "clip-higher": "#CC79A7",
+    "icepop": "#332288",
+    "mis": "#882255",
+    "tis": "#44AA99",
+    "cispo": "#999933",
+    "drpo": "#AA4499",
     "none": "#7F7F7F",
 }
-"""One colour a criterion in every figure, after Okabe and Ito for colour-blind readers. A
-predictive criterion has that of its tail: two families never stand in one figure."""
+"""One colour a criterion in every figure, after Okabe and Ito, the neighbours' after Tol, for
+colour-blind readers. A predictive criterion has that of its tail: two families never stand in
+one figure."""
 
 ENDINGS: Final = (".png", ".pdf", ".svg")
 
@@ -38,7 +44,7 @@ def colour_of(criterion: str) -> str:
     Parameters
     ----------
     criterion : str
-        A name of `deltad.masks.CRITERIA`, or `none`.
+        A name of `deltad.weights.WEIGHTS`.
 
     Returns
     -------

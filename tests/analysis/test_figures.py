@@ -21,7 +21,7 @@ from deltad.analysis.figures import (
     draw_paired_rates,
 )
 from deltad.analysis.rates import Kept, SeedRates
-from deltad.masks import CRITERIA, NONE
+from deltad.weights import WEIGHTS
 
 
 def table(*seeds: tuple[list[float], list[float]], **question: Any) -> RateTable:
@@ -84,8 +84,8 @@ def test_every_criterion_has_a_colour_of_its_own_within_its_family() -> None:
     for family in ("kl", "tv"):
         names = [
             name
-            for name in (NONE.name, *CRITERIA)
-            if name == NONE.name or CRITERIA[name].family in (None, family)
+            for name, entry in WEIGHTS.items()
+            if entry.criterion is None or entry.criterion.family in (None, family)
         ]
         colours = [colour_of(name) for name in names]
         assert len(set(colours)) == len(colours) == len(COLOURS)
