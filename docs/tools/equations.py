@@ -9,7 +9,8 @@ from typing import Any
 from latex2mathml.converter import convert
 
 _EQUATION = re.compile(
-    r'<(?P<tag>span|div) class="arithmatex">(?:\\\((?P<inline>.*?)\\\)|\\\[(?P<block>.*?)\\\])</(?P=tag)>',
+    r'<(?P<tag>span|div) class="arithmatex">'
+    r"(?:\\\((?P<inline>.*?)\\\)|\\\[(?P<block>.*?)\\\])</(?P=tag)>",
     re.DOTALL,
 )
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import base64
-import html
+import json
 from pathlib import Path
 from typing import Any
 
-import nbformat
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
@@ -42,28 +41,29 @@ def as_page(path: Path) -> tuple[str, list[bytes]]:
     """
     parts: list[str] = []
     figures: list[bytes] = []
-    for cell in nbformat.read(path, as_version=4).cells:
-        if cell.cell_type != "code":
-            parts.append(cell.source)
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] != "code":
+            parts.append(source)
             continue
-        parts.append(_fenced(cell.source, "python"))
-        for output in cell.outputs:
+        parts.append(_fenced(source, "python"))
+        for output in cell["outputs"]:
             parts.append(_output(output, path.stem, figures))
     made = f"\n\n---\n\nThis page is `notebooks/{path.name}` as the tests run it.\n"
     return "\n\n".join(parts) + made, figures
 
 
-def _output(output: Any, stem: str, figures: list[bytes]) -> str:
+def _output(output: dict[str, Any], stem: str, figures: list[bytes]) -> str:
     """One output of a cell: a figure, a rendered result, or text."""
-    if output.output_type == "stream":
-        return _fenced(output.text.rstrip("\n"), "text")
-    data = output.get("data", {})
+    if output["output_type"] == "stream":
+        return _fenced("".join(output["text"]).rstrip("\n"), "text")
+    data = {kind: "".join(lines) for kind, lines in output.get("data", {}).items()}
     if "image/png" in data:
         figures.append(base64.b64decode(data["image/png"]))
-        return f"![]({stem}-{len(figures) - 1}.png)"
+        return f"![Figure {len(figures)} of the notebook]({stem}-{len(figures) - 1}.png)"
     if "text/html" in data:
         return f'<div class="notebook-output">\n{data["text/html"]}\n</div>'
-    return _fenced(html.unescape(data.get("text/plain", "")), "text")
+    return _fenced(data.get("text/plain", ""), "text")
 
 
 def _fenced(text: str, language: str) -> str:
