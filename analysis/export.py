@@ -18,6 +18,7 @@ from . import statistics
 from .rates import SIDES, Kept, RateTable, SideSummary
 
 if TYPE_CHECKING:
+    from .statistics import PooledDifference
     from .tables import ProtocolTable
 
 FORMAT: Final = 1
@@ -71,6 +72,19 @@ PROTOCOL_COLUMNS: Final[dict[str, str]] = {
     "difference_high": "upper end of its 95 % interval",
     "sign_test_p": "two-sided; ties left out",
     "wilcoxon_p": "two-sided signed-rank; zeros left out",
+    "permutation_p": "two-sided, of the mean difference under sign flips; zeros left out",
+    **{
+        f"pooled_{name}_{end}": meaning.format(share)
+        for name, share in (
+            ("unsafe", "Σ unsafe / Σ kept"),
+            ("contracting", "Σ contracting / Σ kept"),
+        )
+        for end, meaning in (
+            ("difference", "{}, criterion − baseline"),
+            ("difference_low", "lower end of its 95 % interval, seeds as clusters"),
+            ("difference_high", "upper end of its 95 % interval, seeds as clusters"),
+        )
+    },
 }
 """Columns of a protocol table, a row a protocol, and what they mean."""
 
@@ -136,6 +150,17 @@ def rate_object(table: RateTable) -> dict[str, Any]:
                     "difference_ci95": list(paired.difference_ci95),
                     "sign_test_p": paired.sign_test_p,
                     "wilcoxon_p": paired.wilcoxon_p,
+                    "permutation_p": paired.permutation_p,
+                    "permutation": {
+                        "method": "exact" if paired.permutation_exact else "monte-carlo",
+                        "flips": paired.permutation_flips,
+                        "seed": table.bootstrap_seed,
+                    },
+                },
+                "pooled": {
+                    "method": statistics.CLUSTER_METHOD,
+                    "unsafe_keep_rate": _pooled_object(table.pooled_unsafe),
+                    "contracting_fraction": _pooled_object(table.pooled_contracting),
                 },
             },
         }
@@ -168,6 +193,9 @@ def protocol_columns(protocols: ProtocolTable) -> dict[str, list[Any]]:
             row += [side.contracting_fraction, *side.contracting_fraction_ci95]
         row += [paired.seeds, paired.lower, paired.tied, paired.higher, paired.difference]
         row += [*paired.difference_ci95, paired.sign_test_p, paired.wilcoxon_p]
+        row.append(paired.permutation_p)
+        for pooled in (table.pooled_unsafe, table.pooled_contracting):
+            row += [pooled.difference, *pooled.difference_ci95]
         rows.append(row)
     return {name: [row[at] for row in rows] for at, name in enumerate(PROTOCOL_COLUMNS)}
 
@@ -241,6 +269,19 @@ def _side_object(side: SideSummary) -> dict[str, Any]:
         "unsafe_keep_rate_ci95": list(side.unsafe_keep_rate_ci95),
         "contracting_fraction": side.contracting_fraction,
         "contracting_fraction_ci95": list(side.contracting_fraction_ci95),
+    }
+
+
+def _pooled_object(pooled: PooledDifference) -> dict[str, Any]:
+    """A pooled difference, as in the JSON object."""
+    return {
+        "criterion": pooled.criterion,
+        "baseline": pooled.baseline,
+        "difference": pooled.difference,
+        "difference_ci95": list(pooled.difference_ci95),
+        "p": pooled.p,
+        "clusters": pooled.clusters,
+        "degrees": pooled.degrees,
     }
 
 

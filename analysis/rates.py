@@ -19,7 +19,7 @@ from . import statistics
 from .counting import ArmCounts
 from .question import OWN, Question
 from .result import Result
-from .statistics import Interval, Paired
+from .statistics import Interval, Paired, PooledDifference
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -201,6 +201,16 @@ class RateTable(Result):
             self.rates("criterion"), self.rates("baseline"), bootstrap_seed=self.bootstrap_seed
         )
 
+    @cached_property
+    def pooled_unsafe(self) -> PooledDifference:
+        """Unsafe / kept pooled over seeds, criterion − baseline, seeds as clusters."""
+        return self._pooled("unsafe")
+
+    @cached_property
+    def pooled_contracting(self) -> PooledDifference:
+        """Contracting / kept pooled over seeds, criterion − baseline, seeds as clusters."""
+        return self._pooled("contracting")
+
     @property
     def outside(self) -> BaseRate:
         """All tokens outside the region."""
@@ -290,6 +300,17 @@ class RateTable(Result):
                 contracting, kept, seed=self.bootstrap_seed
             ),
         )
+
+    def _pooled(self, name: str) -> PooledDifference:
+        """Difference of the shares of kept tokens that a count makes, pooled over seeds."""
+        ours, theirs = (
+            tuple(
+                np.array([getattr(getattr(seed, side), each) for seed in self.seeds])
+                for each in (name, "kept")
+            )
+            for side in ("criterion", "baseline")
+        )
+        return statistics.pooled_difference((ours[0], ours[1]), (theirs[0], theirs[1]))
 
     def _sum(self, name: str) -> int:
         """Sum of a count over seeds."""

@@ -175,8 +175,17 @@ def _comparison(table: RateTable) -> Table:
     )
     grid.add_row(
         "two-sided p",
-        f"sign test {p_value(paired.sign_test_p)}, Wilcoxon {p_value(paired.wilcoxon_p)}",
+        f"sign test {p_value(paired.sign_test_p)}, Wilcoxon {p_value(paired.wilcoxon_p)}, "
+        f"permutation of the mean {p_value(paired.permutation_p)}",
     )
+    for label, pooled in (
+        ("unsafe-keep rate", table.pooled_unsafe),
+        ("contracting fraction", table.pooled_contracting),
+    ):
+        grid.add_row(
+            f"{label}, pooled, criterion − baseline",
+            with_interval(pooled.difference, pooled.difference_ci95, signed=True),
+        )
     for name, side in ((question.criterion, table.criterion), (question.baseline, table.baseline)):
         empty = len(table.seeds) - side.seeds
         if empty:
@@ -238,13 +247,22 @@ def _base_rates(table: RateTable) -> Table:
 
 def _footer(table: RateTable) -> str:
     """How intervals were made and where the paper's numbers stand."""
-    method = (
-        f"Intervals: 95 %, bootstrap over seeds ({statistics.METHOD}, "
-        f"{statistics.RESAMPLES} resamples, random seed {table.bootstrap_seed})."
-    )
+    paired, seed = table.paired, f"random seed {table.bootstrap_seed}"
+    lines = [
+        f"Intervals: 95 %, bootstrap over seeds ({statistics.METHOD}, {statistics.RESAMPLES} "
+        f"resamples, {seed}); of pooled differences {statistics.CLUSTER_METHOD}."
+    ]
+    if not math.isnan(paired.permutation_p):
+        tried = (
+            f"all {paired.permutation_flips}"
+            if paired.permutation_exact
+            else (f"{paired.permutation_flips} random")
+        )
+        drawn = "" if paired.permutation_exact else f", {seed}"
+        lines.append(f"Permutation test: {tried} flips of the differences' signs{drawn}.")
     if paper.compares_with_paper(table.question.criterion, table.question.baseline):
-        method += f" Paper: {paper.PAPER}, predictive / ratio."
-    return method
+        lines.append(f"Paper: {paper.PAPER}, predictive / ratio.")
+    return "\n".join(lines)
 
 
 def _seeds(table: RateTable) -> Table:

@@ -65,6 +65,15 @@ GOLDEN_SUMMARY = {
     "contracting_fraction_ci95": [1.0, 1.0],
 }
 GOLDEN_BASE = {"tokens": 1, "increase_rate": 1.0}
+GOLDEN_POOLED = {
+    "criterion": 1.0,
+    "baseline": 1.0,
+    "difference": 1.0,
+    "difference_ci95": [1.0, 1.0],
+    "p": 1.0,
+    "clusters": 1,
+    "degrees": 1,
+}
 GOLDEN = {
     "format": 1,
     "threshold": 1.0,
@@ -100,6 +109,13 @@ GOLDEN = {
             "difference_ci95": [1.0, 1.0],
             "sign_test_p": 1.0,
             "wilcoxon_p": 1.0,
+            "permutation_p": 1.0,
+            "permutation": {"method": "", "flips": 1, "seed": 1},
+        },
+        "pooled": {
+            "method": "",
+            "unsafe_keep_rate": GOLDEN_POOLED,
+            "contracting_fraction": GOLDEN_POOLED,
         },
     },
 }
@@ -125,7 +141,7 @@ def test_json_of_the_table_has_the_documented_shape(run: Path) -> None:
     found = json.loads(deltad("table", run, "--format", "json").stdout)
     assert_shaped(found, GOLDEN)
     assert found["summary"]["bootstrap"] == {
-        "method": "percentile",
+        "method": "bca-expanded",
         "resamples": 10_000,
         "seed": 0,
     }

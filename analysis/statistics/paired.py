@@ -9,6 +9,13 @@ from numpy.typing import ArrayLike
 
 from .intervals import bootstrap_mean
 from .seeds import Interval, floats, mean
+from .signed import (
+    permutation_flips,
+    permutation_is_exact,
+    permutation_test,
+    sign_test,
+    wilcoxon_test,
+)
 
 
 @dataclass(frozen=True)
@@ -25,8 +32,10 @@ class Paired:
         Mean over the paired seeds of criterion − baseline; NaN without paired seeds.
     difference_ci95 : tuple of float
         Bootstrap over the paired seeds; NaN with fewer than two.
-    sign_test_p, wilcoxon_p : float
+    sign_test_p, wilcoxon_p, permutation_p : float
         Two-sided; NaN where no paired seed differs.
+    permutation_flips : int
+        Sign flips that the permutation test looked at.
     """
 
     seeds: int
@@ -37,6 +46,13 @@ class Paired:
     difference_ci95: Interval
     sign_test_p: float
     wilcoxon_p: float
+    permutation_p: float
+    permutation_flips: int
+
+    @property
+    def permutation_exact(self) -> bool:
+        """Whether the permutation test looked at every sign flip, or at a random sample."""
+        return permutation_is_exact(self.lower + self.higher)
 
 
 def compare_paired(criterion: ArrayLike, baseline: ArrayLike, *, bootstrap_seed: int = 0) -> Paired:
@@ -47,7 +63,8 @@ def compare_paired(criterion: ArrayLike, baseline: ArrayLike, *, bootstrap_seed:
     criterion, baseline : ArrayLike of float, shape (seed,)
         Rates in [0, 1]; NaN where a seed has none.
     bootstrap_seed : int
-        Seed of the bootstrap's random numbers.
+        Seed of the random numbers of the bootstrap, and of the permutation test where it
+        draws.
 
     Returns
     -------
@@ -75,66 +92,6 @@ def compare_paired(criterion: ArrayLike, baseline: ArrayLike, *, bootstrap_seed:
         difference_ci95=bootstrap_mean(differences, seed=bootstrap_seed),
         sign_test_p=sign_test(lower, higher),
         wilcoxon_p=wilcoxon_test(differences),
+        permutation_p=permutation_test(differences, seed=bootstrap_seed),
+        permutation_flips=permutation_flips(lower + higher),
     )
-
-
-def sign_test(lower: int, higher: int) -> float:
-    """Two-sided sign test that lower and higher are equally likely; ties are left out.
-
-    Parameters
-    ----------
-    lower, higher : int
-        Seeds on either side.
-
-    Returns
-    -------
-    float
-        p in (0, 1]; NaN where no seed differs.
-
-    Notes
-    -----
-    The exact binomial test (`scipy.stats.binomtest`). The paper's 38 of 61 seeds, if none
-    was tied:
-
-    >>> round(sign_test(38, 23), 3)
-    0.072
-    """
-    if lower + higher == 0:
-        return float("nan")
-    from scipy.stats import binomtest
-
-    return float(binomtest(lower, lower + higher, 0.5).pvalue)
-
-
-def wilcoxon_test(differences: ArrayLike) -> float:
-    """Two-sided Wilcoxon signed-rank test of paired differences; zeros are left out.
-
-    Parameters
-    ----------
-    differences : ArrayLike of float, shape (seed,)
-        Criterion − baseline of the seeds in which both exist.
-
-    Returns
-    -------
-    float
-        p in (0, 1]; NaN where all differences are 0 or there are none.
-
-    Notes
-    -----
-    `scipy.stats.wilcoxon`: exact up to 50 differences, with a normal approximation beyond or
-    where absolute differences are tied (by permutation up to 13 of those).
-
-    Examples
-    --------
-    >>> wilcoxon_test([0.1, 0.2, 0.3])
-    0.25
-    """
-    # Rates are ratios of small counts: differences that are equal as fractions must tie, and
-    # not be ranked by their last bit.
-    numbers = np.round(floats(differences), 12)
-    numbers = numbers[numbers != 0]
-    if not len(numbers):
-        return float("nan")
-    from scipy.stats import wilcoxon
-
-    return float(wilcoxon(numbers).pvalue)
