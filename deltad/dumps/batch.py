@@ -61,7 +61,7 @@ def from_arrow(found: pa.RecordBatch, names: Iterable[str], path: str, first_row
             columns[name], missing[name], holes[name] = _vectors(array)
             continue
         columns[name], valid = _texts(array) if column.is_text else _scalars(array)
-        if valid is not None:
+        if valid is not None and not column.nullable:
             nulls[name] = ~valid
     vectors = np.ones(found.num_rows, dtype=np.bool_)
     absent_anywhere = [absent for absent in missing.values() if absent is not None]
@@ -113,7 +113,10 @@ def _to_array(values: NDArray[Any], column: Column) -> pa.Array:
         return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(packed)])
     kind = pa.from_numpy_dtype(column.dtype)
     values = np.ascontiguousarray(values, dtype=column.dtype)
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+    present = None
+    if column.nullable and (absent := np.isnan(values)).any():
+        present = pa.py_buffer(np.packbits(~absent, bitorder="little"))
+    return pa.Array.from_buffers(kind, len(values), [present, pa.py_buffer(values)])
 
 
 def _bits(buffer: pa.Buffer, offset: int, length: int) -> NDArray[np.bool_]:

@@ -43,6 +43,8 @@ class Column:
     before : str, optional
         The column of the state before the step that this one equals after a step of zero
         length.
+    nullable : bool
+        Whether a row may have none: NULL in the file, NaN in arrays.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Column:
     rule: str
     shared: bool = True
     before: str | None = None
+    nullable: bool = False
 
     @property
     def is_vector(self) -> bool:
@@ -121,6 +124,11 @@ def _whole_vocabulary(family: str, unit: str) -> tuple[Column, ...]:
     )  # fmt: skip
 
 
+def _rung(name: str, unit: str, meaning: str) -> Column:
+    """A column of the ladder, which a token may lack."""
+    return Column(name, "float32", unit, False, meaning, "finite", shared=False, nullable=True)
+
+
 _ALL: Final = (
     Column("step", "int32", "", True, "optimizer step within the seed", "any"),
     Column("group", "int32", "", True, "prompt", "any"),
@@ -177,9 +185,29 @@ _ALL: Final = (
     *_whole_vocabulary("tv", ""),
     Column(
         "linear_delta", "float32", "nats", False,
-        "exact first-order ΔD along this arm's parameter update (a Jacobian-vector product)",
+        "exact first-order ΔD along this arm's parameter update (a Jacobian-vector product); "
+        "which D, and how, says the metadata's `ladder`",
         "finite", shared=False,
     ),
+    _rung(
+        "linear_delta_own", "nats",
+        "first-order ΔD along the gradient step of −r Â of this token alone, per unit of "
+        "learning rate; NULL where the token was not sampled",
+    ),
+    _rung(
+        "linear_delta_sequence", "nats",
+        "the same along the step of the sum of −r Â over the tokens of its sequence that are in "
+        "the loss; NULL where the token was not sampled",
+    ),
+    _rung(
+        "linear_delta_batch", "nats",
+        "the same along minus the gradient that the optimizer saw: plain SGD; NULL where there "
+        "was none to see",
+    ),
+    _rung("delta_tenth", "nats", "ΔD at a tenth of the step that was made; NULL where the "
+          "parameters' precision cannot hold it"),
+    _rung("delta_triple", "nats", "ΔD at three times the step; NULL where the policy is not "
+          "finite there"),
     Column("token", "string", "", False, "decoded text, for viewers", "any"),
 )  # fmt: skip
 
@@ -216,7 +244,8 @@ def schema(
     Returns
     -------
     pyarrow.Schema
-        In the order of `COLUMNS`; nothing is nullable but the vectors where asked for.
+        In the order of `COLUMNS`; nothing is nullable but columns that say so, and the vectors
+        where asked for.
 
     Raises
     ------
@@ -238,7 +267,7 @@ def schema(
             pa.field(
                 column.name,
                 column.arrow_type(top_k),
-                nullable=column.is_vector and vectors_nullable,
+                nullable=column.nullable or (column.is_vector and vectors_nullable),
             )
             for column in _ALL
             if column.required or column.name in wanted
@@ -262,7 +291,8 @@ def column_reference() -> str:
         "",
         "A file is `RUN/arm=<name>/seed=<int>/part-<rank>-<n>.parquet`; one row is one response",
         "token in one real optimizer step. K is `top_k` of the file's metadata. All distributions",
-        "are at the sampling temperature. NULL is allowed in the four columns of K values only.",
+        "are at the sampling temperature. NULL is allowed in the four columns of K values,",
+        "together, and where the meaning says so.",
         "",
         "| column | type | unit | in every file | same in all arms | meaning |",
         "|---|---|---|---|---|---|",

@@ -115,11 +115,12 @@ def _id(batch: Batch, metadata: Metadata, name: str) -> Iterator[Finding]:
 
 
 def _finite(batch: Batch, metadata: Metadata, name: str) -> Iterator[Finding]:
-    """Any finite number."""
-    largest = float(np.finfo(batch[name].dtype).max)
-    yield from _interval(
-        name, batch[name], batch.nulls.get(name), -largest, largest, "must be finite"
-    )
+    """Any finite number; NaN stands for the NULL of a column that may have it."""
+    values, skip = batch[name], batch.nulls.get(name)
+    largest = float(np.finfo(values.dtype).max)
+    if COLUMNS[name].nullable:
+        skip = np.isnan(values)
+    yield from _interval(name, values, skip, -largest, largest, "must be finite")
 
 
 def _logprob(batch: Batch, metadata: Metadata, name: str) -> Iterator[Finding]:

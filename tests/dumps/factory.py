@@ -24,10 +24,15 @@ Columns = dict[str, NDArray[Any]]
 OPTIONAL = (
     "pre_collision", "post_collision", "pre_entropy", "post_entropy", "full_kl_pre",
     "full_kl_post", "full_kl_direction", "full_tv_pre", "full_tv_post", "full_tv_direction",
-    "linear_delta", "token",
+    "linear_delta", "linear_delta_own", "linear_delta_sequence", "linear_delta_batch",
+    "delta_tenth", "delta_triple", "token",
 )  # fmt: skip
 
 FLOAT64 = tuple(name for name in OPTIONAL if name.startswith("full_"))
+NULLABLE = (
+    "linear_delta_own", "linear_delta_sequence", "linear_delta_batch", "delta_tenth",
+    "delta_triple",
+)  # fmt: skip
 VECTORS = ("topk_ids", "topk_behavior_logprobs", "topk_pre_logprobs", "topk_post_logprobs")
 
 
@@ -173,8 +178,8 @@ def write_part(
             array = pa.array(list(values), pa.string()).dictionary_encode()
             field = pa.field(name, array.type, nullable=False)
         else:
-            array = pa.array(values)
-            field = pa.field(name, array.type, nullable=False)
+            array = pa.array(values, mask=np.isnan(values) if name in NULLABLE else None)
+            field = pa.field(name, array.type, nullable=name in NULLABLE)
         arrays.append(array)
         fields.append(field)
     table = pa.Table.from_arrays(arrays, schema=pa.schema(fields))
@@ -345,6 +350,13 @@ def _step(columns: Columns, rng: np.random.Generator, *, zero: bool) -> None:
     move = rng.normal(size=log_pre.shape) * 0.2
     columns["_log_post"] = log_pre if zero else _log_softmax(log_pre + move)
     columns["linear_delta"] = rng.normal(size=len(log_pre)).astype(np.float32)
+    # Of a generator of their own; the sampled tokens' alone are NULL for some.
+    more = np.random.default_rng(len(log_pre))
+    sampled = more.random(len(log_pre)) < 0.6
+    for name in NULLABLE:
+        values = more.normal(size=len(log_pre)).astype(np.float32)
+        rare = name in ("linear_delta_own", "linear_delta_sequence")
+        columns[name] = np.where(sampled, values, np.float32(np.nan)) if rare else values
 
 
 def _finish(

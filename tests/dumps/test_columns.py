@@ -36,7 +36,8 @@ def test_columns_are_those_of_the_contract() -> None:
     assert OPTIONAL == (
         "pre_collision", "post_collision", "pre_entropy", "post_entropy", "full_kl_pre",
         "full_kl_post", "full_kl_direction", "full_tv_pre", "full_tv_post",
-        "full_tv_direction", "linear_delta", "token",
+        "full_tv_direction", "linear_delta", "linear_delta_own", "linear_delta_sequence",
+        "linear_delta_batch", "delta_tenth", "delta_triple", "token",
     )  # fmt: skip
     assert VECTORS == (
         "topk_ids", "topk_behavior_logprobs", "topk_pre_logprobs", "topk_post_logprobs",
@@ -47,7 +48,8 @@ def test_columns_that_arms_need_not_share_are_those_after_the_step() -> None:
     free = {name for name, column in COLUMNS.items() if not column.shared}
     assert free == {
         "in_loss", "post_logprob", "topk_post_logprobs", "post_collision", "post_entropy",
-        "full_kl_post", "full_tv_post", "linear_delta",
+        "full_kl_post", "full_tv_post", "linear_delta", "linear_delta_own",
+        "linear_delta_sequence", "linear_delta_batch", "delta_tenth", "delta_triple",
     }  # fmt: skip
     before = {column.before for column in COLUMNS.values() if column.before}
     assert before == {
@@ -57,10 +59,13 @@ def test_columns_that_arms_need_not_share_are_those_after_the_step() -> None:
     assert all(COLUMNS[name].type for name in before)
 
 
-def test_schema_is_not_nullable_but_for_vectors_where_asked() -> None:
+def test_schema_is_nullable_where_columns_say_so_and_for_vectors_where_asked() -> None:
     strict = schema(3, optional=OPTIONAL)
     assert strict.names == list(COLUMNS)
-    assert not any(field.nullable for field in strict)
+    assert [field.name for field in strict if field.nullable] == [
+        "linear_delta_own", "linear_delta_sequence", "linear_delta_batch", "delta_tenth",
+        "delta_triple",
+    ]  # fmt: skip
     loose = schema(3, vectors_nullable=True)
     assert [field.name for field in loose if field.nullable] == list(VECTORS)
     assert loose.field("topk_ids").type == pa.list_(pa.field("element", pa.int32(), False), 3)

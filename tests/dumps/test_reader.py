@@ -488,11 +488,23 @@ def test_a_file_that_went_away_is_named(run: Path) -> None:
         list(dump.batches("none", 0))
 
 
-@pytest.mark.parametrize("name", [name for name in COLUMNS if name not in VECTORS])
+@pytest.mark.parametrize(
+    "name", [name for name, each in COLUMNS.items() if not (each.is_vector or each.nullable)]
+)
 def test_null_in_a_scalar_is_refused_with_its_row(run: Path, name: str) -> None:
     edit_value(first(run), name, 2, None)
     with pytest.raises(DumpError, match=rf"{FIRST}, row 2, column `{name}`: must not be NULL"):
         read_all(run, batch_rows=2)
+
+
+@pytest.mark.parametrize("name", [name for name, each in COLUMNS.items() if each.nullable])
+def test_null_where_a_column_may_have_it_is_nan(run: Path, name: str) -> None:
+    edit_value(first(run), name, 2, None)
+    edit_value(first(run), name, 3, 0.25)
+    batch = next(Dump.open(run).batches("none", 0))
+    assert np.isnan(batch[name][2])
+    assert batch[name][3] == 0.25
+    assert name not in batch.nulls
 
 
 @pytest.mark.parametrize("name", VECTORS)

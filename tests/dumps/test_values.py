@@ -71,6 +71,11 @@ NAN, INF = float("nan"), float("inf")
             for value in (NAN, INF, -INF)
         ),
         *(
+            (name, value, r"must be finite, found (inf|-inf)")
+            for name in ("linear_delta_own", "linear_delta_batch", "delta_triple")
+            for value in (INF, -INF)
+        ),
+        *(
             (f"{time}_logprob", value, r"must be a finite log-prob of at most 0 .*, found ")
             for time in ("behavior", "pre", "post")
             for value in (NAN, INF, -INF, 2e-4)

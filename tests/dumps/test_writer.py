@@ -155,7 +155,13 @@ def test_files_are_laid_out_as_measured(tmp_path: Path, rows: Rows) -> None:
         assert encoded is (COLUMNS[name].dtype.kind in "if"), name
         assert ("RLE_DICTIONARY" in chunk.encodings) is (name == "token")
     schema = pq.read_schema(path)
-    assert not any(field.nullable for field in schema)
+    assert [field.name for field in schema if field.nullable] == [
+        name for name, column in COLUMNS.items() if column.nullable
+    ]
+    for name in ("linear_delta_own", "linear_delta_sequence"):
+        written = pq.read_table(path)[name].to_numpy()
+        np.testing.assert_array_equal(written, rows[name])
+        assert pq.read_table(path)[name].null_count == np.isnan(rows[name]).sum() > 0
     assert schema.names == list(COLUMNS)
 
 
