@@ -44,6 +44,10 @@ class Forward:
         """Whether the model can be made to give the logits of some positions only."""
         return self.from_head and self.call.can_shorten
 
+    def of_rows(self, rows: Tensor, batch: int) -> Forward:
+        """Take some rows of the batch alone; see `Call.of_rows`."""
+        return Forward(self.call.of_rows(rows, batch), self.from_head, None, self.buffers)
+
 
 @dataclass(frozen=True)
 class Replayed:
@@ -52,7 +56,7 @@ class Replayed:
     Attributes
     ----------
     hidden : Tensor
-        Hidden states, without graph.
+        Hidden states, without graph unless it was asked for.
     output : Any
         What the call returned.
     dtypes : set of torch.dtype
@@ -65,7 +69,12 @@ class Replayed:
 
 
 def again(
-    forward: Forward, head: nn.Module, *, grad: bool, columns: Tensor | None = None
+    forward: Forward,
+    head: nn.Module,
+    *,
+    grad: bool,
+    columns: Tensor | None = None,
+    graph: bool = False,
 ) -> Replayed:
     """Make a forward again with the weights as they are now.
 
@@ -80,6 +89,9 @@ def again(
     columns : Tensor of int, optional
         Positions of the head's input at which the model's own logits are wanted; where the
         model can leave positions out, it gets no others. By default one.
+    graph : bool
+        Give the hidden states as the model made them, to be differentiated; otherwise cut off,
+        and nothing is kept for a backward.
 
     Returns
     -------
@@ -98,7 +110,7 @@ def again(
         module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         hidden = head_input(args, kwargs)
-        inputs.append(hidden.detach())
+        inputs.append(hidden if graph else hidden.detach())
         if not forward.shortens:
             return None
         wanted = torch.zeros(1, dtype=torch.long) if columns is None else columns
@@ -115,13 +127,13 @@ def again(
     )
     try:
         output = forward.call.again(
-            grad=grad, without_labels=forward.shortens, buffers=forward.buffers
+            grad=grad, without_labels=forward.shortens, buffers=forward.buffers, graph=graph
         )
     finally:
         for handle in handles:
             handle.remove()
     if not forward.from_head:
-        return Replayed(body_output(output), output, dtypes)
+        return Replayed(body_output(output, graph=graph), output, dtypes)
     if len(inputs) != 1:
         raise ProbeError(f"the head was called {len(inputs)} times in one forward, expected once")
     return Replayed(inputs[0], output, dtypes)
@@ -159,8 +171,8 @@ def own_logits(model: nn.Module, forward: Forward) -> Tensor | None:
     return logits.detach() if isinstance(logits, Tensor) else None
 
 
-def body_output(output: Any) -> Tensor:
-    """Last hidden state in what a body returns, without graph."""
+def body_output(output: Any, *, graph: bool = False) -> Tensor:
+    """Last hidden state in what a body returns, without graph unless it is asked for."""
     hidden = getattr(output, "last_hidden_state", None)
     if hidden is None and isinstance(output, tuple):
         hidden = output[0]
@@ -170,7 +182,7 @@ def body_output(output: Any) -> Tensor:
         raise ProbeError(
             f"the model's body returned {type(hidden).__name__}, which holds no hidden states"
         )
-    return hidden.detach()
+    return hidden if graph else hidden.detach()
 
 
 def head_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

@@ -53,6 +53,11 @@ class MicroBatch:
         return self._rows is not None
 
     @property
+    def vocab_size(self) -> int:
+        """Number of ids n, known once the training forward has come."""
+        return self._vocab_size
+
+    @property
     def rows(self) -> Rows:
         """Columns known before the step, in the precision that will be stored.
 
@@ -190,6 +195,51 @@ class MicroBatch:
                 "that the probe does not know of"
             )
         return flat.index_select(0, self._index.to(hidden.device))
+
+    def ids(self, rows: Tensor) -> Tensor:
+        """Ids of some rows, the sampled token's last, shape (row, K + 1); −1 is padding."""
+        return self._ids[rows.to(self._ids.device)]
+
+    def batch_rows(self, rows: Tensor) -> Tensor:
+        """Rows of the model's batch that hold these rows, each once, ascending."""
+        found: Tensor = torch.unique(self._b.cpu()[rows.cpu()])
+        return found
+
+    def select_of(self, hidden: Tensor, rows: Tensor, batch_rows: Tensor | None) -> Tensor:
+        """Hidden states of some rows, from a forward of the whole batch or of `batch_rows`.
+
+        Parameters
+        ----------
+        hidden : Tensor
+            What the forward gave.
+        rows : Tensor of int, shape (row,)
+            Which rows are wanted.
+        batch_rows : Tensor of int, optional
+            What the forward was made of, as `batch_rows` gives it; by default all.
+
+        Returns
+        -------
+        Tensor, shape (row, hidden)
+            In the order of `rows`.
+
+        Raises
+        ------
+        ProbeError
+            The forward's hidden states have another shape than was to be expected.
+        """
+        if batch_rows is None:
+            return self.select(hidden)[rows.to(hidden.device)]
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        expected = len(batch_rows) * self._width
+        whole = self.tokens.response_mask.shape[0] * self._width
+        if flat.shape[0] != expected or self._positions != whole:
+            raise ProbeError(
+                f"a forward of {len(batch_rows)} rows gave hidden states at {flat.shape[0]} "
+                f"positions, expected {expected}"
+            )
+        index = self._index.cpu()[rows.cpu()]
+        place = torch.searchsorted(batch_rows, index // self._width)
+        return flat.index_select(0, (place * self._width + index % self._width).to(flat.device))
 
     def read(self, hidden: Tensor, head: Head, **options: Any) -> Readout:
         """Read the policy at the rows from hidden states of the whole forward."""

@@ -14,6 +14,7 @@ from .behavior import ResponseTokens
 from .errors import ProbeError
 from .forward import Forward
 from .head import Head
+from .ladder import Climber, Ladder
 from .microbatch import MicroBatch, Rows
 from .reading import PolicyReader, Pre
 from .unwrap import unwrap_model, unwrap_optimizer
@@ -57,6 +58,9 @@ class UpdateProbe:
         logits).
     token_chunk, vocab_chunk : int
         Size of the largest block of logits that the probe makes.
+    ladder : Ladder, optional
+        Measure also what the token's own gradient, its sequence's, the batch's and parts of the
+        step do to D; adds the columns of `LADDER_COLUMNS`.
 
     Attributes
     ----------
@@ -95,6 +99,7 @@ class UpdateProbe:
         softcap: float | None = None,
         token_chunk: int = 512,
         vocab_chunk: int = 4096,
+        ladder: Ladder | None = None,
     ) -> None:
         outer, self.model = unwrap_model(model)
         self.optimizer, found = unwrap_optimizer(optimizer, self.model)
@@ -118,6 +123,19 @@ class UpdateProbe:
             temperature=temperature,
             token_chunk=token_chunk,
             vocab_chunk=vocab_chunk,
+        )
+        self._climber = (
+            None
+            if ladder is None
+            else Climber(
+                ladder,
+                self.model,
+                self.optimizer,
+                self.head,
+                self._reader,
+                temperature=temperature,
+                token_chunk=token_chunk,
+            )
         )
         self._pending: list[MicroBatch] = []
         self._awaited: MicroBatch | None = None
@@ -183,6 +201,19 @@ class UpdateProbe:
         """
         return self._reader.metadata
 
+    @property
+    def ladder_metadata(self) -> dict[str, Any]:
+        """How the ladder is measured: the key `ladder` of a dump; complete after a step.
+
+        Returns
+        -------
+        dict
+            The options of `Ladder`, `methods` by rung ("jvp", "central difference", "forward",
+            how the sampled tokens' gradients were taken, "none") and the `reasons` for what was
+            not done in the first way. Empty without a ladder.
+        """
+        return {} if self._climber is None else self._climber.metadata
+
     def expect(self, tokens: ResponseTokens) -> MicroBatch:
         """Announce the next training forward; call it once before each.
 
@@ -227,6 +258,8 @@ class UpdateProbe:
         self._pending = []
         self._awaited = None
         self._stepping = False
+        if self._climber is not None:
+            self._climber.discard()
 
     def _is_awaited(self) -> bool:
         """Whether the next forward is one that was announced."""
@@ -254,6 +287,11 @@ class UpdateProbe:
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Optimizer hook; makes no forward: that would corrupt sharded models."""
         self._stepping = True
+        awaited = [*self._pending, *([] if self._awaited is None else [self._awaited])]
+        climber = self._climber
+        if climber is not None and climber.ladder.measures(self.arm) and awaited:
+            given = kwargs.get("closure", args[1] if len(args) > 1 else None)
+            climber.before_step(closure=given is not None)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Optimizer hook: read *post* and hand the rows over."""
@@ -270,11 +308,17 @@ class UpdateProbe:
                 "torch.compile'd function around it, was?)"
             )
         pending, self._pending = self._pending, []
-        done = []
-        for batch in pending:
-            if batch.size and batch.forward is not None:
-                done.append(batch.complete(self._reader.after(batch, batch.forward)))
-                batch.forward = None
+        full = [batch for batch in pending if batch.size]
+        done = [
+            batch.complete(self._reader.after(batch, batch.forward))
+            for batch in full
+            if batch.forward is not None
+        ]
+        if full and self._climber is not None and self._climber.ladder.measures(self.arm):
+            climbed = self._climber.climb(full, self.step)
+            done = [{**rows, **more} for rows, more in zip(done, climbed, strict=True)]
+        for batch in full:
+            batch.forward = None
         self.step += 1
         for rows in done:
             self.record(self.arm, rows)
@@ -295,3 +339,5 @@ class UpdateProbe:
         self.dropped_steps += 1
         self.dropped_tokens += sum(batch.size for batch in self._pending)
         self._pending = []
+        if self._climber is not None:
+            self._climber.discard()

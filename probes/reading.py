@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from collections.abc import Callable
+from typing import Any, Final, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from .head import Head
 from .microbatch import MicroBatch
 from .readout import Readout
 from .watch import Watcher
+
+T = TypeVar("T")
 
 Pre = Literal["auto", "training", "matching"]
 """Where *pre* comes from; see `UpdateProbe`."""
@@ -110,6 +113,17 @@ class PolicyReader:
         _, read = self._read_again(batch, forward, verify=self._unproved_after)
         self._unproved_after = False
         return read
+
+    def read(self, batch: MicroBatch) -> Readout:
+        """Read the policy with the weights as they are now, as *post* is read."""
+        if batch.forward is None:
+            raise ProbeError("the micro-batch's training forward is gone")
+        return self._read_again(batch, batch.forward)[1]
+
+    def undisturbed(self, function: Callable[[], T]) -> T:
+        """Call a function whose forwards are the probe's own."""
+        with self._watcher.paused():
+            return function()
 
     def _read_first(self, batch: MicroBatch, forward: Forward) -> Readout:
         """Decide where *pre* comes from: prove that a forward made again gives the same bits."""

@@ -112,7 +112,7 @@ def readout(
     sums = _Sums(tokens, ids, hidden.device)
     sides = min(token_chunk, tokens) * min(vocab_chunk, vocab)
     logits, weights = (torch.empty(sides, dtype=dtype, device=hidden.device) for _ in range(2))
-    with _full_precision(hidden.device):
+    with full_precision(hidden.device):
         for first in range(0, vocab, vocab_chunk):
             rows = head_weight[first : first + vocab_chunk].to(dtype)
             for start in range(0, tokens, token_chunk):
@@ -179,7 +179,7 @@ class _Sums:
 
 
 @contextmanager
-def _full_precision(device: torch.device) -> Iterator[None]:
+def full_precision(device: torch.device) -> Iterator[None]:
     """Float32 products in float32: no autocast, no TF32 or bfloat16 inside matrix products."""
     mkldnn: Any = torch.backends.mkldnn  # its stubs leave `matmul` out
     backends: list[Any] = [mkldnn.matmul, torch.backends.cuda.matmul]

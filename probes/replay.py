@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import sys
 from collections.abc import Iterator
@@ -140,13 +141,46 @@ class Call:
         """Look up an argument by name; None where it was not given."""
         return {**dict(zip(self.parameters, self.args, strict=False)), **self.kwargs}.get(name)
 
+    def of_rows(self, rows: Tensor, batch: int) -> Call:
+        """Take some rows of the batch alone.
+
+        Parameters
+        ----------
+        rows : Tensor of int, shape (row,)
+            Which.
+        batch : int
+            Rows in the batch: arguments of two axes or more, of which the first is as long, are
+            taken apart; others stay. Whether that was right shows in what the call gives.
+
+        Returns
+        -------
+        Call
+            Of the same module in the same surroundings.
+        """
+
+        def few(value: Any) -> Any:
+            if isinstance(value, Tensor) and value.ndim > 1 and value.shape[0] == batch:
+                return value.index_select(0, rows.to(value.device))
+            return value
+
+        return dataclasses.replace(
+            self,
+            args=tuple(few(value) for value in self.args),
+            kwargs={name: few(value) for name, value in self.kwargs.items()},
+        )
+
     def again(
-        self, *, grad: bool, without_labels: bool, buffers: dict[int, Tensor] | None = None
+        self,
+        *,
+        grad: bool,
+        without_labels: bool,
+        buffers: dict[int, Tensor] | None = None,
+        graph: bool = False,
     ) -> Any:
         """Make the call again with the weights as they are now.
 
         Nothing of it stays: generators, buffers, modes and autocast are put back, and no
-        activation is kept for a backward.
+        activation is kept for a backward unless a graph is asked for.
 
         Parameters
         ----------
@@ -156,6 +190,8 @@ class Call:
             Leave `labels` out, so that no loss is computed from logits that are not all there.
         buffers : dict of id to Tensor, optional
             Values that buffers had at some earlier time.
+        graph : bool
+            Whether the result will be differentiated.
 
         Returns
         -------
@@ -182,8 +218,8 @@ class Call:
                     if enabled
                     else torch.autocast(kind, enabled=False, cache_enabled=False)
                 )
-            # No activation is kept, also where gradients are on.
-            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_forget, _unpack))
+            if not graph:  # no activation is kept, also where gradients are on
+                stack.enter_context(torch.autograd.graph.saved_tensors_hooks(_forget, _unpack))
             stack.enter_context(torch.set_grad_enabled(grad))
             if any(is_compiled(part) for part in self.module.modules()):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
