@@ -255,7 +255,9 @@ def select(batch: Batch, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Batch:
     )
 
 
-def outside_of(batch: Batch, metadata: Metadata, region: Question) -> Outside | None:
+def outside_of(
+    batch: Batch, metadata: Metadata, region: Question, *, tokens: Tokens | None = None
+) -> Outside | None:
     """Find the tokens of a block outside the region, and what the update did to them.
 
     Parameters
@@ -266,6 +268,8 @@ def outside_of(batch: Batch, metadata: Metadata, region: Question) -> Outside | 
         Of their file.
     region : Question
         Its threshold and divergence.
+    tokens : Tokens, optional
+        `batch_tokens` of the block, where they are there already.
 
     Returns
     -------
@@ -275,7 +279,7 @@ def outside_of(batch: Batch, metadata: Metadata, region: Question) -> Outside | 
     known = np.flatnonzero(batch.vectors)
     if not len(known):
         return None
-    d_pre = batch_tokens(batch, metadata).divergence(region.divergence)
+    d_pre = (tokens or batch_tokens(batch, metadata)).divergence(region.divergence)
     is_outside = d_pre > region.threshold
     if not is_outside.any():
         return None
