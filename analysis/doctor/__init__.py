@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .evidence import examine
+from .examination import examine
 from .findings import Diagnosis, Finding
 from .sample import Sample, read_sample
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from ..result import Result
+from deltad.analysis.result import Result
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -22,8 +22,7 @@ LIMIT: Final = 60_000
 
 ZERO_STEP: Final = "zero-step"
 
-_LEFT_OUT: Final = ("post_logprob", "topk_post_logprobs")
-_OPTIONAL: Final = ("pre_collision", "pre_entropy")
+_OPTIONAL: Final = ("pre_collision", "post_collision", "pre_entropy", "post_entropy")
 _KEY: Final = ("seed", "step", "sequence", "position")
 _BLOCK: Final = 8_192
 
@@ -35,8 +34,9 @@ class Sample:
     Attributes
     ----------
     columns : mapping of str to array
-        The dump's columns, shape (token,) or (token, topk), and `seed`; those after the step
-        are left out. A row whose vectors are NULL holds −1 among its ids and NaN.
+        The dump's required columns, shape (token,) or (token, topk), the policy's collisions
+        and entropies where every file has them, and `seed`. A row whose vectors are NULL holds
+        −1 among its ids and NaN.
     metadata : Metadata
         Of the arm's first file.
     in_loss : mapping of str to array of bool, shape (token,)
@@ -179,7 +179,7 @@ def _read(
     only: tuple[str, ...] | None = None,
 ) -> dict[str, NDArray[Any]]:
     """Columns of the chosen rows of some files, `seed` among them."""
-    names = only or tuple(name for name in REQUIRED if name not in _LEFT_OUT)
+    names = only or REQUIRED
     optional = (
         ()
         if only
