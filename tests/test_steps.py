@@ -1,0 +1,286 @@
+"""Steps in numbers: they agree with loops, add up over ranks, and come back from JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deltad.dumps import Batch, Dump, Metadata, batch_tokens, part_batches
+from deltad.histogram import BINS_PER_DECADE, LogHistogram
+from deltad.logprobs import LogprobSums
+from deltad.masks import CRITERIA, NONE, CriterionError
+from deltad.metrics import metric_values
+from deltad.step_counting import columns_for, count_steps
+from deltad.steps import FORMAT, RATES, StepQuestion, StepScalars, steps_path
+from tests.dumps.factory import make_dump
+
+few = settings(max_examples=40, deadline=None)
+
+
+def counted(run: Path, question: StepQuestion, arm: str = "none") -> dict[int, StepScalars]:
+    """All steps of seed 0, files together."""
+    dump = Dump.open(run)
+    found: dict[int, StepScalars] = {}
+    for part in dump.files(arm, 0):
+        for batch in part_batches(part, columns=columns_for(question)):
+            for step in count_steps(
+                batch, part.metadata, question, arm=arm, seed=0, rank=part.rank
+            ):
+                found[step.step] = found[step.step] + step if step.step in found else step
+    return found
+
+
+def rows_of(run: Path, arm: str = "none") -> tuple[Batch, Metadata]:
+    """All rows of seed 0 in one batch."""
+    dump = Dump.open(run)
+    (batch,) = dump.batches(arm, 0)
+    return batch, dump.metadata(arm)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One file of a few hundred tokens whose criteria disagree."""
+    folder = tmp_path_factory.mktemp("steps") / "run"
+    return make_dump(
+        folder, rows=300, drift=1.5, ranks=1, parts=1, seeds=(0,), null_vectors=0.1,
+        row_group_size=300,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("divergence", ["kl", "tv"])
+def test_counts_are_those_of_a_loop_over_tokens(run: Path, divergence: str) -> None:
+    question = StepQuestion(threshold=0.05, divergence=divergence, masked=("binary-tv",))
+    batch, metadata = rows_of(run)
+    for number, step in counted(run, question).items():
+        here = (batch["step"] == number) & batch.vectors
+        part = Batch(
+            "", 0, {name: values[here] for name, values in batch.columns.items()}, here[here]
+        )
+        before = batch_tokens(part, metadata)
+        pre = before.divergence(divergence)
+        delta = batch_tokens(part, metadata, post=True).divergence(divergence) - pre
+        keeps = {
+            name: CRITERIA[name].keep(before, threshold=0.05, divergence=divergence)
+            for name in question.watched
+        }
+        expected = dict.fromkeys(step.counts, 0)
+        expected["tokens"] = int((batch["step"] == number).sum())
+        expected["without_vectors"] = expected["tokens"] - len(pre)
+        expected["in_loss"] = int(batch["in_loss"][batch["step"] == number].sum())
+        for at in range(len(pre)):
+            up, down, out = delta[at] > 0, delta[at] < 0, pre[at] > 0.05
+            ours, theirs = keeps[question.criterion][at], keeps["ratio"][at]
+            expected["increase"] += up
+            expected["outside"] += out
+            expected["outside_increase"] += out and up
+            if out and ours != theirs:
+                expected["disagreement"] += 1
+                expected["disagreement_increase"] += up
+                side = "criterion" if ours else "baseline"
+                expected[f"{side}_kept"] += 1
+                expected[f"{side}_unsafe"] += up
+                expected[f"{side}_contracting"] += down
+        assert step.counts == expected
+        assert step.masked == {name: int((~keep).sum()) for name, keep in keeps.items()}
+        assert step.delta_d == pytest.approx((delta.sum(), delta[pre > 0.05].sum()))
+        assert step.extremes["delta_d_abs_max"] == np.abs(delta).max()
+    assert sum(step.counts["disagreement"] for step in counted(run, question).values()) > 5
+
+
+def test_the_metrics_are_of_the_policy_before_the_step(run: Path) -> None:
+    batch, _ = rows_of(run)
+    for number, step in counted(run, StepQuestion()).items():
+        here = batch["step"] == number
+        sums = LogprobSums.of(
+            *(batch[name][here] for name in ("behavior_logprob", "pre_logprob")),
+            advantage=batch["advantage"][here],
+            sequence=batch["sequence"][here],
+        )
+        scalars = step.scalars()
+        for name, value in metric_values(sums).items():
+            assert scalars[f"deltad/{name}"] == pytest.approx(value)
+        assert scalars["deltad_sums/k3"] == sums.k3
+
+
+def test_parts_of_a_step_add_up_to_the_step(run: Path) -> None:
+    batch, metadata = rows_of(run)
+    question = StepQuestion(threshold=0.05)
+    parts: dict[int, StepScalars] = {}
+    for rank in (1, 0):
+        mine = batch["sequence"] % 2 == rank
+        part = Batch(
+            "",
+            0,
+            {name: values[mine] for name, values in batch.columns.items()},
+            batch.vectors[mine],
+        )
+        for step in count_steps(part, metadata, question, arm="none", seed=0, rank=rank):
+            parts[step.step] = parts[step.step] + step if step.step in parts else step
+    whole = counted(run, question)
+    assert whole.keys() == parts.keys()
+    for number, step in whole.items():
+        assert parts[number].ranks == (0, 1)
+        assert parts[number].counts == step.counts
+        assert parts[number].d_post == step.d_post
+        assert parts[number].scalars() == pytest.approx(step.scalars())
+
+
+def test_every_rate_is_the_quotient_of_two_scalars(run: Path) -> None:
+    seen = set()
+    for step in counted(run, StepQuestion(threshold=0.05)).values():
+        scalars = step.scalars(prefix="mine")
+        for name, (above, below) in RATES.items():
+            if f"mine/{name}" in scalars:
+                seen.add(name)
+                quotient = scalars[f"mine/{above}"] / scalars[f"mine/{below}"]
+                assert scalars[f"mine/{name}"] == quotient
+            else:
+                assert not scalars.get(f"mine/{below}")
+        assert all(math.isfinite(value) for value in scalars.values())
+        assert {name.partition("/")[0] for name in scalars} == {"mine", "mine_sums"}
+    assert seen == set(RATES)
+
+
+def test_a_zero_step_changes_nothing(tmp_path: Path) -> None:
+    run = make_dump(tmp_path / "run", arms=("zero-step",), seeds=(0,), ranks=1, parts=1)
+    for step in counted(run, StepQuestion(), "zero-step").values():
+        assert step.counts["increase"] == 0
+        assert step.extremes["delta_d_abs_max"] == 0
+        assert step.d_pre == step.d_post
+
+
+def test_steps_come_back_from_json(run: Path) -> None:
+    for step in counted(run, StepQuestion(threshold=0.05, masked=("binary-kl",))).values():
+        text = json.dumps(step.to_json_object(), allow_nan=False)
+        assert StepScalars.from_json_object(json.loads(text)) == step
+    empty = StepScalars("none", 0, 3)
+    assert StepScalars.from_json_object(json.loads(json.dumps(empty.to_json_object()))) == empty
+    assert empty.scalars(sums=False) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"format": 2}, f"format {FORMAT}"),
+        ({"counts": None}, "malformed"),
+        ({"question": {"threshold": 0.1, "color": "red"}}, "malformed"),
+        ({"fit": [1.0]}, "values"),
+        ({"question": {"threshold": -1.0}}, "threshold"),
+    ],
+)
+def test_foreign_json_is_refused(change: dict[str, Any], words: str) -> None:
+    found = {**StepScalars("none", 0, 3).to_json_object(), **change}
+    with pytest.raises(ValueError, match=words):
+        StepScalars.from_json_object(found)
+
+
+def test_thinned_rows_say_nothing_of_all_tokens(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "rows": 200,
+        "drift": 1.5,
+        "ranks": 1,
+        "parts": 1,
+        "seeds": (0,),
+        "row_group_size": 300,
+    }
+    whole = counted(make_dump(tmp_path / "whole", **options), StepQuestion())
+    thin = counted(make_dump(tmp_path / "thin", **options, stored=("kl", 0.1)), StepQuestion())
+    for number, step in thin.items():
+        scalars, full = step.scalars(), whole[number].scalars()
+        assert all(full[name] == pytest.approx(value) for name, value in scalars.items())
+        assert "deltad/outside" in scalars
+        for name in ("tokens", "kl", "outside_rate", "temperature", "d_pre_p50", "increase"):
+            assert f"deltad/{name}" not in scalars
+        assert "deltad/masked/clip-higher" not in scalars
+    for refused in (StepQuestion(threshold=0.05), StepQuestion(divergence="tv")):
+        with pytest.raises(CriterionError, match="stores only"):
+            counted(tmp_path / "thin", refused)
+
+
+@pytest.mark.parametrize("tau", [0.5, 1.0, 1.7])
+def test_the_fitted_temperature_is_the_policys_relative_to_the_behaviors(
+    tmp_path: Path, tau: float
+) -> None:
+    def heat(arm: str, seed: int, columns: dict[str, Any]) -> None:
+        mu = columns["topk_behavior_logprobs"]
+        offset = np.random.default_rng(seed).normal(size=(len(mu), 1))
+        hot = np.where(np.isfinite(mu), mu / tau + offset, -20)
+        columns["topk_pre_logprobs"] = hot.astype(np.float32)
+
+    run = make_dump(tmp_path / "run", ranks=1, parts=1, seeds=(0,), change=heat)
+    fits = [step.fit for step in counted(run, StepQuestion()).values()]
+    squares, products = (sum(each) for each in zip(*fits, strict=True))
+    assert squares / products == pytest.approx(tau, rel=1e-4)
+
+
+def test_only_one_step_can_be_added_up() -> None:
+    step = StepScalars("none", 0, 3)
+    for other in (
+        StepScalars("ratio", 0, 3),
+        StepScalars("none", 1, 3),
+        StepScalars("none", 0, 4),
+        StepScalars("none", 0, 3, StepQuestion(threshold=0.1)),
+    ):
+        with pytest.raises(ValueError, match="one step"):
+            step + other
+
+
+def test_a_question_watches_each_criterion_once_and_refuses_nonsense() -> None:
+    assert StepQuestion(divergence="tv").criterion == "predictive-tv-aggregated"
+    assert StepQuestion(baseline="none", masked=("ratio", "none")).watched == (
+        "predictive-kl-aggregated",
+        NONE.name,
+        "ratio",
+    )
+    for wrong in (
+        {"threshold": -0.1},
+        {"threshold": math.nan},
+        {"divergence": "js"},
+        {"criterion": "predictive-tv-exact"},
+        {"masked": ("no-such",)},
+    ):
+        with pytest.raises(CriterionError):
+            StepQuestion(**wrong)
+    assert "pre_collision" in columns_for(StepQuestion(criterion="predictive-kl-exact"))
+
+
+def test_files_of_steps_lie_where_dataset_readers_skip_them() -> None:
+    path = steps_path(Path("run"), "actual", 3, 1)
+    assert path == Path("run/_steps/arm=actual/seed=3/rank-1.jsonl")
+
+
+@few
+@given(
+    values=st.lists(st.floats(1e-9, 500.0), min_size=1, max_size=50),
+    share=st.sampled_from([0.01, 0.5, 0.9, 1.0]),
+)
+def test_a_quantile_is_right_within_its_bin(values: list[float], share: float) -> None:
+    histogram = LogHistogram.of(np.array(values))
+    exact = np.quantile(values, share, method="inverted_cdf")
+    factor = 10 ** (0.5001 / BINS_PER_DECADE)
+    assert exact / factor <= histogram.quantile(share) <= exact * factor
+
+
+@few
+@given(values=st.lists(st.floats(-1e-7, 1e5), max_size=50), cut=st.integers(0, 50))
+def test_histograms_add_up_like_their_numbers(values: list[float], cut: int) -> None:
+    parts = [LogHistogram.of(np.array(each)) for each in (values[:cut], values[cut:])]
+    assert parts[0] + parts[1] == LogHistogram.of(np.array(values))
+    assert (parts[0] + parts[1]).total == len(values)
+
+
+def test_what_no_bin_holds() -> None:
+    histogram = LogHistogram.of(np.array([0.0, -1e-9, 1e-12, 1e9, math.inf, math.nan]))
+    assert histogram.total == 5
+    assert [histogram.quantile(share) for share in (0.2, 0.6, 0.7, 1)] == [0, 0, math.inf, math.inf]
+    assert math.isnan(LogHistogram().quantile(0.5))
+    for wrong in (0.0, 1.5, math.nan):
+        with pytest.raises(ValueError, match="share"):
+            histogram.quantile(wrong)
