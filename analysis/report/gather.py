@@ -1,0 +1,244 @@
+"""From the rows of a dump to the numbers of the token viewer, arm by arm.
+
+What decides is kept as it was computed, in float64: D of every proximity and Â times a
+direction. A direction that is not the question's own is shown nowhere and kept in float32,
+where only its sign is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deltad.analysis.counting import Progress, checked_batches, columns_for
+from deltad.analysis.question import Resolved
+from deltad.direction import TAILS
+from deltad.dumps import VECTORS, batch_tokens, scalar_tokens
+from deltad.masks import CRITERIA, Criterion, CriterionError, Tokens
+
+if TYPE_CHECKING:
+    from deltad.dumps import Batch, Dump, Metadata
+
+Columns = dict[str, NDArray[Any]]
+
+KEYS: Final = ("step", "group", "sequence", "position", "token_id")
+_ORDER: Final = ("position", "sequence", "step", "seed_index")  # last is first, for np.lexsort
+_TINY: Final = float(np.finfo(np.float32).smallest_subnormal)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a criterion decides on the page: masked where D > δ and Â times the direction > 0.
+
+    Attributes
+    ----------
+    criterion : Criterion
+        Of the registry.
+    proximity : str
+        Column that holds D, or 1 and 0 where the region is fixed.
+    fixed : bool
+        Whether the region does not move with the threshold.
+    direction : str
+        Column that Â is multiplied by.
+    """
+
+    criterion: Criterion
+    proximity: str
+    fixed: bool
+    direction: str
+
+
+def rules_for(dump: Dump, arms: Collection[str], divergence: str) -> list[Rule]:
+    """The criteria that some arms of a dump can answer for a region's divergence.
+
+    Parameters
+    ----------
+    dump : Dump
+        Only its footers are read.
+    arms : collection of str
+        All must have a criterion's columns.
+    divergence : {"kl", "tv"}
+        The region's; predictive criteria of another family are left out.
+
+    Returns
+    -------
+    list of Rule
+        In the registry's order.
+    """
+    present = set.intersection(*(set(dump.optional_columns(arm)) for arm in arms))
+    found = []
+    for each in CRITERIA.values():
+        if each.family not in (None, divergence) or not present.issuperset(each.columns):
+            continue
+        proximity, fixed = "d_pre", False
+        if each.name.startswith("binary-"):
+            proximity = f"d_{each.name.replace('-', '_')}"
+        elif each.name.endswith("-full"):
+            proximity = "d_full"
+        elif each.name == "clip-higher":
+            proximity, fixed = "clipped", True
+        direction = "r_minus_1" if each.family is None else f"d_dot_{each.name.rpartition('-')[2]}"
+        found.append(Rule(each, proximity, fixed, direction))
+    return found
+
+
+def main_direction(resolved: Resolved) -> str:
+    """The column of Ḋ that the page shows: the question's own, else the aggregated one."""
+    for each in (resolved.criterion, resolved.baseline):
+        if each.family is not None:
+            return f"d_dot_{each.name.rpartition('-')[2]}"
+    return "d_dot_aggregated"
+
+
+def pre_divergences(
+    dump: Dump,
+    arm: str,
+    seeds: Sequence[int],
+    divergence: str,
+    *,
+    progress: Progress | None = None,
+) -> NDArray[np.float64]:
+    """D before the update of every row that has vectors, shape (token,)."""
+    found = [np.empty(0)]
+    for seed in seeds:
+        for batch, metadata in checked_batches(dump, arm, seed, columns_for(), progress=progress):
+            found.append(batch_tokens(batch, metadata).divergence(divergence))
+    return np.concatenate(found)
+
+
+def arm_rows(
+    dump: Dump,
+    arm: str,
+    seeds: Sequence[int],
+    resolved: Resolved,
+    rules: Sequence[Rule],
+    *,
+    main: bool,
+    above: float | None = None,
+    progress: Progress | None = None,
+) -> Columns:
+    """The rows of some seeds of an arm, sorted by seed, step, sequence and position.
+
+    Parameters
+    ----------
+    dump, arm, seeds
+        Which rows; every value used is checked.
+    resolved : Resolved
+        Its region, and the direction that is shown.
+    rules : sequence of Rule
+        What must be decided.
+    main : bool
+        Everything; otherwise only what differs between arms.
+    above : float, optional
+        Only rows with D before the update above it.
+    progress : callable, optional
+        Told the number of rows of every block read.
+
+    Returns
+    -------
+    dict of str to ndarray
+        Columns of equal length. D, Ḋ and ΔD are NaN where a row has no vectors.
+    """
+    columns = [*KEYS, "in_loss", *columns_for()]
+    if main:
+        present = dump.optional_columns(arm)
+        columns += [name for name in ("token", "pre_entropy", "post_entropy") if name in present]
+        columns += [column for rule in rules for column in rule.criterion.columns]
+    blocks: list[Columns] = []
+    for index, seed in enumerate(seeds):
+        for batch, metadata in checked_batches(dump, arm, seed, columns, progress=progress):
+            block = _block(batch, metadata, resolved, rules if main else (), main=main)
+            block["seed_index"] = np.full(len(batch), index, dtype=np.int32)
+            if above is not None:
+                wanted = block["d_pre"] > above
+                block = {name: values[wanted] for name, values in block.items()}
+            blocks.append(block)
+    if not blocks:
+        return {}
+    rows = {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+    order = np.lexsort([rows[name] for name in _ORDER])
+    return {name: values[order] for name, values in rows.items()}
+
+
+def _block(
+    batch: Batch, metadata: Metadata, resolved: Resolved, rules: Sequence[Rule], *, main: bool
+) -> Columns:
+    """What the page needs of one block."""
+    divergence = resolved.question.divergence
+    known = batch.vectors
+    tokens = batch_tokens(batch, metadata) if known.any() else None
+    sets = [] if tokens is None else [(tokens, known)]
+    block: Columns = {name: batch[name] for name in (*KEYS, "in_loss")}
+    block["d_pre"] = _filled([(tokens, known)], lambda each: each.divergence(divergence))
+    after = batch_tokens(batch, metadata, post=True) if known.any() else None
+    d_post = _filled([(after, known)], lambda each: each.divergence(divergence))
+    block["delta_d"] = d_post - block["d_pre"]
+    if not main:
+        return block
+    block["vectors"] = known
+    copied = ("advantage", "behavior_logprob", "pre_logprob", "post_logprob", *VECTORS)
+    block.update({name: batch[name] for name in copied})
+    for name in ("token", "pre_entropy", "post_entropy"):
+        if name in batch.columns:
+            block[name] = batch[name]
+    if not known.all():
+        sets.append((scalar_tokens(batch), ~known))
+    for name, values in _decisive(sets, rules, divergence).items():
+        block[name] = values
+    shown = main_direction(resolved)
+    tail = shown.removeprefix("d_dot_")
+    if shown not in block:
+        block[shown] = _filled(sets, lambda each: each.direction(divergence, tail).total)
+    if tail in TAILS:
+        local = _filled(sets, lambda each: each.direction(divergence, tail).local)
+        block["d_dot_local"] = local.astype(np.float32)
+    for rule in rules:
+        if rule.direction not in ("r_minus_1", shown):
+            block[rule.direction] = _signed32(block[rule.direction])
+    return block
+
+
+def _decisive(
+    sets: list[tuple[Tokens, NDArray[np.bool_]]], rules: Sequence[Rule], divergence: str
+) -> Columns:
+    """Every proximity and direction that a rule needs, but for D of the region itself."""
+    found: Columns = {"r_minus_1": _filled(sets, lambda each: each.ratio_direction)}
+    for rule in rules:
+        if rule.proximity.startswith("d_binary"):
+            family = rule.criterion.name.removeprefix("binary-")
+            found[rule.proximity] = _filled(
+                sets, lambda each, family=family: each.binary_divergence(family)
+            )
+        elif rule.proximity == "d_full":
+            found["d_full"] = _filled(sets, lambda each: each.full_divergence(divergence))
+        elif rule.fixed:
+            clipped = rule.criterion.outside
+            outside = _filled(sets, lambda each, clipped=clipped: clipped(each, 0.0, divergence))
+            found[rule.proximity] = outside.astype(np.uint8)
+        if rule.direction not in found:
+            found[rule.direction] = _filled(sets, rule.criterion.push)
+    return found
+
+
+def _filled(sets: Any, compute: Any) -> NDArray[np.float64]:
+    """A column from its values in disjoint sets of rows; NaN where a set cannot tell."""
+    column = np.full(len(sets[0][1]) if sets else 0, np.nan)
+    for tokens, at in sets:
+        if tokens is None:
+            continue
+        try:
+            column[at] = compute(tokens)
+        except CriterionError:  # rows without vectors
+            continue
+    return column
+
+
+def _signed32(values: NDArray[np.float64]) -> NDArray[np.float32]:
+    """The same in float32, with no number but 0 rounded to 0: the sign is what counts."""
+    small = values.astype(np.float32)
+    lost = (small == 0) & (values != 0)
+    return np.where(lost, np.sign(values) * _TINY, small).astype(np.float32)

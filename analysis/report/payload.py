@@ -1,0 +1,333 @@
+"""What the token viewer is given: columns of numbers, and a header that says what they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deltad.analysis.counting import Progress
+from deltad.analysis.figures.style import COLOURS, colour_of
+from deltad.analysis.question import ZERO_STEP, Question, QuestionError, Resolved
+from deltad.analysis.words import unit
+from deltad.dumps import read_prompts
+from deltad.masks import CLIP_HIGH, CLIP_LOW
+
+from .details import Details, details_of
+from .encode import QUANTUM, TYPES, encode, quantised
+from .gather import Columns, Rule, arm_rows, main_direction, pre_divergences, rules_for
+
+if TYPE_CHECKING:
+    from deltad.dumps import Dump
+
+MAX_TOKENS: Final = 100_000
+"""Tokens of the page unless told otherwise."""
+
+MAX_ARMS: Final = 4
+"""Arms whose ΔD the page can show; each costs 8 bytes a token."""
+
+_LOGPROBS: Final = ("behavior_logprob", "pre_logprob", "post_logprob")
+_ENTROPIES: Final = ("pre_entropy", "post_entropy")
+_SEQUENCE: Final = ("seed_index", "step", "group", "sequence")
+
+
+@dataclass(frozen=True, eq=False)
+class Payload:
+    """The token viewer's data.
+
+    Attributes
+    ----------
+    header : dict
+        Plain objects: the question, arms, criteria with the columns that decide, seeds with
+        their `rows_seen`, texts, prompts, what was left out and why.
+    columns : dict of str to ndarray
+        By name; see `encode.TYPES` for their types.
+    """
+
+    header: dict[str, Any]
+    columns: Columns
+
+    def encoded(self) -> dict[str, str]:
+        """The columns as text, by name."""
+        return {name: encode(values) for name, values in self.columns.items()}
+
+
+def build_payload(
+    dump: Dump,
+    question: Question | None = None,
+    *,
+    seeds: Collection[int] = (),
+    tokens: int = MAX_TOKENS,
+    progress: Progress | None = None,
+) -> Payload:
+    """Read the tokens that the page shows.
+
+    Parameters
+    ----------
+    dump : Dump
+        An open dump; every row of the columns used is checked.
+    question : Question, optional
+        Region, pair and protocol; under `own` the page shows the criterion's arm.
+    seeds : collection of int
+        Only these; all where empty.
+    tokens : int
+        At most so many tokens. Where there are more, those with the largest D are kept, and
+        the page's threshold stops where some would be missing.
+    progress : callable, optional
+        Told the number of rows of every block read.
+
+    Returns
+    -------
+    Payload
+        Of no rows where nothing is stored.
+
+    Raises
+    ------
+    QuestionError, CriterionError
+        The dump cannot answer the question, or has no such seed.
+    DumpError
+        A row holds an impossible value.
+    """
+    if tokens < 1:
+        raise QuestionError(f"`tokens` must be at least 1, got {tokens}")
+    resolved = (question or Question()).resolve(dump)
+    arm = resolved.criterion_arm
+    chosen = _chosen_seeds(dump, arm, seeds)
+    floor, stored_floor = _stored_floor(dump, arm, chosen), None
+    stored = sum(dump.rows(arm, seed) for seed in chosen)
+    if stored > tokens:
+        d_pre = pre_divergences(dump, arm, chosen, resolved.question.divergence, progress=progress)
+        stored_floor, floor = floor, max(floor, _floor_for(d_pre, tokens))
+    above = floor if stored > tokens else None
+    arms, left_out = _arms(dump, arm, chosen)
+    rules = rules_for(dump, [arm], resolved.question.divergence)
+    rows = arm_rows(dump, arm, chosen, resolved, rules, main=True, above=above, progress=progress)
+    deltas, in_loss = {}, {}
+    for other in arms:
+        theirs = rows
+        if other != arm:
+            theirs = arm_rows(
+                dump, other, chosen, resolved, (), main=False, above=above, progress=progress
+            )
+            if not _same_tokens(rows, theirs):
+                left_out[other] = "its tokens are not those of the other arms"
+                continue
+        deltas[other] = theirs.get("delta_d", np.empty(0))
+        in_loss[other] = theirs.get("in_loss", np.empty(0, dtype=np.bool_))
+    columns = _columns(rows, rules, resolved, list(deltas.values()), list(in_loss.values()))
+    header: dict[str, Any] = {
+        "format": 1,
+        **_asked(resolved, floor),
+        "shown_direction": main_direction(resolved),
+        "floor": floor,
+        "floor_reason": _floor_reason(dump, arm, floor, stored_floor),
+        "arm": arm,
+        "arms": list(deltas),
+        "left_out": left_out,
+        "criteria": [_criterion(rule) for rule in rules],
+        "clip": [1 - CLIP_LOW, 1 + CLIP_HIGH],
+        "seeds": [{"seed": seed, "tokens": dump.rows_seen(arm, seed)} for seed in chosen],
+        "all_seeds": len(dump.seeds(arm)),
+        "stored": stored,
+        "rows": len(columns["token_id"]),
+        "quantum": QUANTUM,
+    }
+    _add_texts(header, columns, rows)
+    header["prompts"] = _prompts(dump, chosen, columns)
+    size = sum(len(encode(values)) for values in columns.values())
+    details = details_of(rows, left=size) if rows else None
+    if details is not None:
+        columns.update(details.columns)
+    header["details"] = _details_header(details, dump.top_k)
+    header["columns"] = {
+        name: {"type": TYPES[values.dtype.name], "length": int(values.size)}
+        for name, values in columns.items()
+    }
+    return Payload(header, columns)
+
+
+def _chosen_seeds(dump: Dump, arm: str, seeds: Collection[int]) -> list[int]:
+    """The seeds asked for, ascending."""
+    known = dump.seeds(arm)
+    if missing := sorted(set(seeds) - set(known)):
+        raise QuestionError(
+            f"there is no seed {', '.join(map(str, missing))} in {dump.path}: "
+            f"its seeds are {', '.join(map(str, known))}"
+        )
+    return [seed for seed in known if not seeds or seed in seeds]
+
+
+def _stored_floor(dump: Dump, arm: str, seeds: Sequence[int]) -> float:
+    """The least threshold that the stored rows can answer."""
+    rules = [part.metadata.stored_above for seed in seeds for part in dump.files(arm, seed)]
+    return max([0.0, *(rule[1] for rule in rules if rule is not None)])
+
+
+def _floor_for(d_pre: NDArray[np.float64], tokens: int) -> float:
+    """A D that at most so many tokens exceed, rounded up to three digits."""
+    if len(d_pre) <= tokens:
+        return 0.0
+    least = float(np.partition(d_pre, -tokens - 1)[-tokens - 1])
+    if least <= 0:
+        return 0.0
+    place = 10.0 ** (math.floor(math.log10(least)) - 2)
+    rounded = float(f"{math.ceil(least / place) * place:.3g}")
+    return rounded if rounded >= least else least
+
+
+def _floor_reason(dump: Dump, arm: str, floor: float, stored_floor: float | None) -> str:
+    """Why the page's threshold stops at its floor."""
+    if stored_floor is not None and floor > stored_floor:
+        return (
+            f"the page holds only the tokens with the largest D, those above {floor:g}; ask for "
+            "more by --tokens, or for fewer seeds by --seed"
+        )
+    if floor > 0:
+        return f"the dump stores only tokens with {dump.metadata(arm).stored['divergence']} " + (
+            f"above {floor:g}: below that, tokens are missing"
+        )
+    return "a divergence is never below 0"
+
+
+def _arms(dump: Dump, arm: str, seeds: Sequence[int]) -> tuple[list[str], dict[str, str]]:
+    """The arms that the page can judge by, the question's first, and why others are not there."""
+    found, left_out = [arm], {}
+    for other in dump.arms:
+        if other == arm:
+            continue
+        if other == ZERO_STEP:
+            left_out[other] = "a step of no length: ΔD is 0 by construction"
+        elif missing := set(seeds) - set(dump.seeds(other)):
+            left_out[other] = f"it lacks seed {', '.join(map(str, sorted(missing)))}"
+        elif len(found) == MAX_ARMS:
+            left_out[other] = f"the page has room for {MAX_ARMS} arms; name it by --protocol"
+        else:
+            found.append(other)
+    return found, left_out
+
+
+def _same_tokens(ours: Columns, theirs: Columns) -> bool:
+    """Whether two arms hold the same tokens."""
+    if not ours or not theirs:
+        return not ours and not theirs
+    keys = ("seed_index", "step", "sequence", "position", "token_id")
+    return all(np.array_equal(ours[name], theirs[name]) for name in keys)
+
+
+def _columns(
+    rows: Columns,
+    rules: Sequence[Rule],
+    resolved: Resolved,
+    deltas: Sequence[NDArray[Any]],
+    in_loss: Sequence[NDArray[Any]],
+) -> Columns:
+    """The columns of the page, but for texts and details."""
+    if not rows:
+        rows = {name: np.empty(0) for name in ("d_pre", "r_minus_1", *_decisive(rules, resolved))}
+        rows |= {name: np.empty(0, np.int32) for name in (*_SEQUENCE, "position", "token_id")}
+        rows |= {"advantage": np.empty(0, np.float32)}
+    changed = np.zeros(len(rows["token_id"]), dtype=np.bool_)
+    for name in _SEQUENCE:
+        changed[1:] |= rows[name][1:] != rows[name][:-1]
+    changed[:1] = True
+    starts = np.flatnonzero(changed)
+    columns: Columns = {
+        "sequence_start": np.append(starts, len(changed)).astype(np.int32),
+        **{f"sequence_{name}": rows[name][starts].astype(np.int32) for name in _SEQUENCE},
+        "position": rows["position"].astype(np.int32),
+        "token_id": rows["token_id"].astype(np.int32),
+        "advantage": rows["advantage"],
+        "d_pre": rows["d_pre"],
+        "r_minus_1": rows["r_minus_1"],
+    }
+    for name in _decisive(rules, resolved):
+        columns[name] = rows[name]
+    if "d_dot_local" in rows:
+        columns["d_dot_local"] = rows["d_dot_local"]
+    for index, (delta, inside) in enumerate(zip(deltas, in_loss, strict=True)):
+        columns[f"delta_d_{index}"] = delta
+        columns[f"in_loss_{index}"] = inside.astype(np.uint8)
+    for names, sign in ((_LOGPROBS, -1), (_ENTROPIES, 1)):
+        for name in names:
+            if name in rows:
+                columns[name] = quantised(sign * rows[name].astype(np.float64))
+    return columns
+
+
+def _decisive(rules: Sequence[Rule], resolved: Resolved) -> list[str]:
+    """The columns of D and directions beside those that every page has."""
+    names = [main_direction(resolved)]
+    names += [name for rule in rules for name in (rule.proximity, rule.direction)]
+    return [name for name in dict.fromkeys(names) if name not in ("d_pre", "r_minus_1")]
+
+
+def _criterion(rule: Rule) -> dict[str, Any]:
+    """What the page knows of a criterion."""
+    name = rule.criterion.name
+    return {
+        "name": name,
+        "proximity": rule.proximity,
+        "fixed": rule.fixed,
+        "direction": rule.direction,
+        "says": f"{rule.criterion.proximity} and Â · ({rule.criterion.direction}) > 0",
+        "source": rule.criterion.source,
+        "colour": colour_of(name) if name.rpartition("-")[2] in COLOURS or name in COLOURS else "",
+    }
+
+
+def _asked(resolved: Resolved, floor: float) -> dict[str, Any]:
+    """The question, and the threshold that the page begins with."""
+    question = resolved.question
+    return {
+        "divergence": question.divergence,
+        "unit": unit(question).strip(),
+        "threshold": max(question.threshold, floor),
+        "asked_threshold": question.threshold,
+        "criterion": question.criterion,
+        "baseline": question.baseline,
+        "protocol": question.protocol,
+    }
+
+
+def _add_texts(header: dict[str, Any], columns: Columns, rows: Columns) -> None:
+    """The decoded tokens: each text once, and an index a token."""
+    header["texts"] = []
+    if "token" not in rows:
+        return
+    texts, index = np.unique(rows["token"].astype(str), return_inverse=True)
+    header["texts"] = texts.tolist()
+    columns["text"] = index.astype(np.int32)
+
+
+def _prompts(dump: Dump, seeds: Sequence[int], columns: Columns) -> list[dict[str, Any]]:
+    """The prompts of the groups on the page."""
+    wanted = set(zip(columns["sequence_seed_index"].tolist(), columns["sequence_group"].tolist()))
+    found = []
+    for index, seed in enumerate(seeds):
+        for prompt in read_prompts(dump.path, seed=seed):
+            if (index, prompt.group) in wanted:
+                found.append(
+                    {
+                        "seed_index": index,
+                        "group": prompt.group,
+                        "prompt": prompt.prompt,
+                        "answer": prompt.answer,
+                    }
+                )
+    return found
+
+
+def _details_header(details: Details | None, top_k: int) -> dict[str, Any]:
+    """What the page says of the top-K lists."""
+    if details is None:
+        return {"rows": 0, "top_k": top_k, "least": None, "with_vectors": 0}
+    return {
+        "rows": len(details.columns["detail_row"]),
+        "top_k": top_k,
+        "least": None if math.isnan(details.least) else details.least,
+        "with_vectors": details.with_vectors,
+    }

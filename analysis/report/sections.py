@@ -1,0 +1,265 @@
+"""The sections of the page: each asks the analysis one thing and shows the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from typing import TYPE_CHECKING, Any, Final
+
+from deltad.analysis.html import as_html
+from deltad.analysis.question import Question, QuestionError, Resolved
+from deltad.analysis.words import region
+from deltad.masks import CriterionError
+
+from .svg import inline_svg
+
+if TYPE_CHECKING:
+    from deltad.analysis.counting import Progress
+    from deltad.analysis.rates import RateTable
+    from deltad.analysis.result import Result
+    from deltad.dumps import Dump
+
+    from .payload import Payload
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section of the page.
+
+    Attributes
+    ----------
+    name : str
+        Its anchor.
+    title : str
+        Its heading.
+    html : str
+        What stands under it.
+    failure : Exception, optional
+        What went wrong; the section says so.
+    """
+
+    name: str
+    title: str
+    html: str
+    failure: Exception | None = None
+
+
+@dataclass
+class Context:
+    """What the sections share.
+
+    Attributes
+    ----------
+    dump : Dump
+        Open.
+    resolved : Resolved
+        The question that the page answers.
+    bootstrap_seed : int
+        Seed of the intervals' random numbers.
+    payload : Payload or None
+        The token viewer's data; None where it could not be read.
+    progress : callable, optional
+        Told the number of rows of every block read.
+    """
+
+    dump: Dump
+    resolved: Resolved
+    bootstrap_seed: int = 0
+    payload: Payload | None = None
+    progress: Progress | None = None
+
+    @property
+    def question(self) -> Question:
+        """The question, its protocol settled."""
+        return self.resolved.question
+
+    @cached_property
+    def rates(self) -> RateTable:
+        """The rate table of the question."""
+        from deltad.analysis.tables import rate_table
+
+        return rate_table(
+            self.dump, self.question, bootstrap_seed=self.bootstrap_seed, progress=self.progress
+        )
+
+
+def sections(context: Context) -> Iterator[Section]:
+    """Make the sections before the token viewer, each on its own.
+
+    Parameters
+    ----------
+    context : Context
+        Dump and question.
+
+    Yields
+    ------
+    Section
+        What a dump cannot answer is said in a sentence; what fails is shown as failed.
+    """
+    for name, (title, lead, make) in SECTIONS.items():
+        opening = f'<p class="lead">{escape(lead)}</p>' if lead else ""
+        try:
+            html, failure = make(context), None
+        except (QuestionError, CriterionError, NotImplementedError) as error:
+            html, failure = f'<p class="absent">{escape(str(error))}</p>', None
+        except Exception as error:
+            html, failure = failed(error), error
+        yield Section(name, title, opening + html, failure)
+
+
+def failed(error: Exception) -> str:
+    """A notice that something could not be made, and why."""
+    kind = type(error).__name__
+    return f'<p class="failed" role="alert">Not made: {escape(str(error))} ({escape(kind)})</p>'
+
+
+def figure_element(result: Result, *, name: str, label: str) -> str:
+    """A result's figure in a frame."""
+    return f'<figure class="figure">{inline_svg(result.figure(), name=name, label=label)}</figure>'
+
+
+def _summary(context: Context) -> str:
+    """What the dump is, and what the page asks of it."""
+    dump, question = context.dump, context.question
+    arm = context.resolved.criterion_arm
+    metadata = dump.metadata(arm)
+    seeds = dump.seeds(arm)
+    seen = sum(dump.rows_seen(arm, seed) for seed in seeds)
+    stored = sum(dump.rows(arm, seed) for seed in seeds)
+    behavior, update = metadata.behavior, metadata.update
+    facts = {
+        "model": metadata.model,
+        "tokenizer": metadata.tokenizer if metadata.tokenizer != metadata.model else "",
+        "behavior policy": _listed(behavior, "engine", "precision", "quantization"),
+        "staleness": _said(behavior.get("staleness")),
+        "sampling": f"temperature {metadata.temperature:g}"
+        + _named(behavior, top_p="top-p", top_k="top-k", logprobs_mode=""),
+        "readout": _readout(metadata.readout),
+        "update": _listed(update, "optimizer") + _named(update, lr="lr", batch="batch"),
+        "arms": ", ".join(dump.arms),
+        "vocabulary and top-K": f"{metadata.vocab_size:,} ids, K = {metadata.top_k}",
+        "seeds": f"{len(seeds):,}",
+        "tokens": f"{seen:,} seen, {stored:,} stored of each arm",
+        "stored": _stored(context),
+        "recorded": metadata.created,
+        "region": region(question),
+        "pair": f"{question.criterion} against {question.baseline}",
+        "protocol": question.protocol,
+    }
+    items = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(str(value))}</dd></div>"
+        for name, value in facts.items()
+        if value
+    )
+    return f'<dl class="facts">{items}</dl>'
+
+
+def _stored(context: Context) -> str:
+    """The rule by which rows were stored, and what follows."""
+    rule = context.dump.metadata(context.resolved.criterion_arm).stored_above
+    if rule is None:
+        return "all tokens: responses are whole, any threshold can be asked"
+    return (
+        f"tokens with {rule[0]} above {rule[1]:g}: thresholds stop there, and responses have gaps"
+    )
+
+
+def _readout(readout: Mapping[str, Any]) -> str:
+    """How the policy's log-probs were computed."""
+    words = _named(readout, hidden_dtype="hidden states", head_dtype="head").removeprefix(", ")
+    if readout.get("logits_rounded"):
+        words += ", logits rounded to bfloat16"
+    return words
+
+
+def _said(value: Any) -> str:
+    """A value of the metadata as text."""
+    return "" if value is None else str(value)
+
+
+def _listed(values: Mapping[str, Any], *keys: str) -> str:
+    """Some values of the metadata, those that are there."""
+    return ", ".join(str(values[key]) for key in keys if values.get(key) is not None)
+
+
+def _named(values: Mapping[str, Any], **names: str) -> str:
+    """Some values with what they are, a comma before each."""
+    return "".join(
+        f", {name} {values[key]}".replace("  ", " ")
+        for key, name in names.items()
+        if values.get(key) is not None
+    )
+
+
+def _figure4(context: Context) -> str:
+    """Figure 4 and the table that it is drawn from."""
+    table = context.rates
+    label = (
+        "ΔD of the kept disagreement tokens, contracting fractions, and unsafe-keep rates by seed; "
+        "the numbers are in the table below"
+    )
+    return figure_element(table, name="figure4", label=label) + table._repr_html_()
+
+
+def _protocols(context: Context) -> str:
+    """The rates under every protocol."""
+    from deltad.analysis.tables import protocol_table
+
+    table = protocol_table(
+        context.dump,
+        context.question,
+        bootstrap_seed=context.bootstrap_seed,
+        progress=context.progress,
+    )
+    return as_html(table.text())
+
+
+def _comparison(context: Context) -> str:
+    """Every criterion that the dump can answer."""
+    from deltad.analysis.comparison import compare
+
+    compared = compare(
+        context.dump,
+        context.question,
+        bootstrap_seed=context.bootstrap_seed,
+        progress=context.progress,
+    )
+    label = "Agreement of criteria, and how often each foretells the sign of ΔD"
+    return figure_element(compared, name="comparison", label=label) + as_html(compared.text())
+
+
+def _doctor(context: Context) -> str:
+    """What engine and trainer disagree about, and why."""
+    from deltad.analysis.doctor import examine
+
+    return as_html(examine(context.dump, arm=context.resolved.criterion_arm).text())
+
+
+SECTIONS: Final[dict[str, tuple[str, str, Callable[[Context], str]]]] = {
+    "run": ("The run", "", _summary),
+    "figure4": (
+        "Figure 4",
+        "Disagreement tokens are outside the region and exactly one of the two criteria masks "
+        "them; of those that each keeps, how many did the update carry further out?",
+        _figure4,
+    ),
+    "protocols": (
+        "Protocols",
+        "A kept token can be judged by the update that was applied, or by another; the answer "
+        "depends on it.",
+        _protocols,
+    ),
+    "criteria": (
+        "Criteria",
+        "Every criterion that this dump can answer, against the baseline.",
+        _comparison,
+    ),
+    "doctor": (
+        "Doctor",
+        "Why engine and trainer may disagree, judged from the log-probs alone.",
+        _doctor,
+    ),
+}
+"""Title, what it is about in a sentence, and how it is made, by name and in order."""
