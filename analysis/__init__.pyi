@@ -5,6 +5,9 @@ from .figures import draw_delta_d as draw_delta_d
 from .figures import draw_paired_rates as draw_paired_rates
 from .figures import figure4 as figure4
 from .figures import save_figure as save_figure
+from .power import POWER_COLUMNS as POWER_COLUMNS
+from .power import PowerTable as PowerTable
+from .power import power_table as power_table
 from .question import Question as Question
 from .question import QuestionError as QuestionError
 from .rates import RateTable as RateTable
@@ -18,9 +21,11 @@ from .tokens import TOKEN_COLUMNS as TOKEN_COLUMNS
 from .tokens import TokenTable as TokenTable
 
 __all__ = [
+    "POWER_COLUMNS",
     "PROTOCOL_COLUMNS",
     "RATE_COLUMNS",
     "TOKEN_COLUMNS",
+    "PowerTable",
     "ProtocolTable",
     "Question",
     "QuestionError",
@@ -31,6 +36,7 @@ __all__ = [
     "draw_delta_d",
     "draw_paired_rates",
     "figure4",
+    "power_table",
     "protocol_table",
     "protocol_text",
     "rate_table",

@@ -179,11 +179,11 @@ def _comparison(table: RateTable) -> Table:
         f"permutation of the mean {p_value(paired.permutation_p)}",
     )
     for label, pooled in (
-        ("unsafe-keep rate", table.pooled_unsafe),
-        ("contracting fraction", table.pooled_contracting),
+        ("unsafe keep", table.pooled_unsafe),
+        ("contracting", table.pooled_contracting),
     ):
         grid.add_row(
-            f"{label}, pooled, criterion − baseline",
+            f"{label} pooled, criterion − baseline",
             with_interval(pooled.difference, pooled.difference_ci95, signed=True),
         )
     for name, side in ((question.criterion, table.criterion), (question.baseline, table.baseline)):

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from deltad.commands import dumps, rates, recipes
+from deltad.commands import dumps, power, rates, recipes
 from deltad.commands.terminal import (
     BAD_CONTENT,
     BAD_OPTION,
@@ -115,6 +115,7 @@ def root(
 for command in (
     rates.table,
     rates.figure4,
+    power.power,
     dumps.tokens,
     dumps.check,
 ):

@@ -1,0 +1,378 @@
+"""Seeds needed to see a difference of so many points, judged by a dump's own seeds.
+
+A dump with few seeds says little about what criteria do, and enough about how many seeds it
+would take: the spread between seeds, how often they tie, how often a criterion keeps nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from .question import Question, QuestionError
+from .rates import RateTable
+from .result import Result
+from .statistics import mean
+from .statistics.power import (
+    TESTS,
+    TIMES,
+    SeedModel,
+    detectable_difference,
+    rejections,
+    seed_model,
+    seeds_needed,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
+
+POINTS: Final = (0.01, 0.02, 0.03, 0.05, 0.1)
+"""Differences that are looked at by default, as shares."""
+
+POWER: Final = 0.8
+LEVEL: Final = 0.05
+
+POWER_COLUMNS: Final[dict[str, str]] = {
+    "test": "sign test, Wilcoxon's, or the paired t-test (as the permutation test of the mean)",
+    "difference": "how far the criterion's mean unsafe-keep rate lies below the baseline's",
+    "seeds": "seeds needed, those without a rate among them; NaN where there is no such number",
+    "power": "simulated power with so many seeds",
+    "power_error": "its standard error",
+    "rejects_equal": "share of dumps of so many seeds in which the test rejects equal mean rates",
+    "power_here": "simulated power with the number of seeds of this dump",
+    "rejects_equal_here": "the same of equal mean rates: should be the level or less",
+    "detectable_here": "smallest difference that this dump's number of seeds sees; NaN: none",
+}
+"""Columns of a power table, a row a test and difference, and what they mean."""
+
+
+@dataclass(frozen=True)
+class PowerRow:
+    """One test and one difference.
+
+    Attributes
+    ----------
+    test : str
+        One of `deltad.analysis.statistics.power.TESTS`.
+    difference : float
+        How far the criterion's mean rate lies below the baseline's.
+    seeds : int or None
+        Seeds needed; None where the rate cannot fall so far, or beyond a million.
+    power, rejects_equal : float
+        Share of simulated dumps of so many seeds in which the test rejects: at that
+        difference, and where the mean rates are equal. NaN without `seeds`.
+    power_here : float
+        The first with this dump's number of seeds; NaN where the rate cannot fall so far.
+    """
+
+    test: str
+    difference: float
+    seeds: int | None
+    power: float
+    rejects_equal: float
+    power_here: float
+
+
+@dataclass(frozen=True, eq=False)
+class PowerTable(Result):
+    """What a number of seeds can see, by the seeds of one dump.
+
+    Attributes
+    ----------
+    table : RateTable
+        The counts that it rests on.
+    points : tuple of float
+        Differences, as shares; ascending.
+    goal, level : float
+        Power asked for; level of the two-sided tests.
+    times : int
+        Dumps simulated for one power.
+    """
+
+    table: RateTable
+    points: tuple[float, ...] = POINTS
+    goal: float = POWER
+    level: float = LEVEL
+    times: int = TIMES
+
+    @property
+    def question(self) -> Question:
+        """What was asked."""
+        return self.table.question
+
+    @property
+    def seeds(self) -> int:
+        """Seeds of this dump."""
+        return len(self.table.seeds)
+
+    @cached_property
+    def paired_rates(self) -> dict[str, float]:
+        """Mean rate of each side over the seeds in which both have one."""
+        rates = {side: self.table.rates(side) for side in ("criterion", "baseline")}
+        both = ~(np.isnan(rates["criterion"]) | np.isnan(rates["baseline"]))
+        return {side: mean(each[both]) for side, each in rates.items()}
+
+    @cached_property
+    def spread(self) -> float:
+        """Standard deviation of the paired difference over seeds; NaN with fewer than two."""
+        gaps = self.table.rates("criterion") - self.table.rates("baseline")
+        gaps = gaps[~np.isnan(gaps)]
+        return float(gaps.std(ddof=1)) if len(gaps) > 1 else math.nan
+
+    @cached_property
+    def rows(self) -> tuple[PowerRow, ...]:
+        """A row a test and difference; none where fewer than two seeds have both rates."""
+        return tuple(self.row(test, point) for test, point in self.searches)
+
+    @property
+    def searches(self) -> tuple[tuple[str, float], ...]:
+        """Test and difference of each row."""
+        if self.model(0.0) is None:
+            return ()
+        return tuple((test, point) for test in TESTS for point in self.points)
+
+    @cached_property
+    def rejects_equal_here(self) -> dict[str, float]:
+        """Share of dumps of as many seeds in which each test rejects equal mean rates."""
+        return self.shares(0.0, self.seeds)
+
+    @cached_property
+    def detectable_here(self) -> dict[str, float]:
+        """Smallest difference that each test sees with this dump's seeds; NaN where none."""
+        most = self.paired_rates["baseline"]
+        if self.model(0.0) is None:
+            return dict.fromkeys(TESTS, math.nan)
+        return {
+            test: detectable_difference(
+                lambda point, test=test: self.shares(point, self.seeds)[test],  # type: ignore[misc]
+                self.goal,
+                most,
+            )
+            for test in TESTS
+        }
+
+    @cached_property
+    def curves(self) -> tuple[tuple[float, list[int], list[dict[str, float]]], ...]:
+        """Of equal rates and of each difference: numbers of seeds, and what rejects there."""
+        if not self.rows:
+            return ()
+        most = max([2 * self.seeds, 100, *(row.seeds or 0 for row in self.rows)])
+        grid = [int(seeds) for seeds in np.unique(np.geomspace(5, most, 16).round())]
+        return tuple(
+            (point, grid, [self.shares(point, seeds) for seeds in grid])
+            for point in (0.0, *self.points)
+            if self.model(point) is not None
+        )
+
+    def model(self, difference: float) -> SeedModel | None:
+        """The law of a seed's difference where the criterion's rate is so much lower."""
+        if difference not in self._models:
+            ours, theirs = (
+                tuple(
+                    [getattr(getattr(seed, side), name) for seed in self.table.seeds]
+                    for name in ("unsafe", "kept")
+                )
+                for side in ("criterion", "baseline")
+            )
+            self._models[difference] = seed_model(
+                (ours[0], ours[1]), (theirs[0], theirs[1]), -difference
+            )
+        return self._models[difference]
+
+    def shares(self, difference: float, seeds: int) -> dict[str, float]:
+        """Share of simulated dumps in which each test rejects, by test; NaN without a model."""
+        key = (difference, seeds)
+        if key not in self._simulated:
+            model = self.model(difference)
+            self._simulated[key] = (
+                dict.fromkeys(TESTS, math.nan)
+                if model is None
+                else rejections(
+                    model,
+                    seeds,
+                    level=self.level,
+                    times=self.times,
+                    seed=self.table.bootstrap_seed,
+                )
+            )
+        return self._simulated[key]
+
+    def row(self, test: str, point: float) -> PowerRow:
+        """The row of one test and difference; searched for once."""
+        if (test, point) not in self._found:
+            self._found[test, point] = self._search(test, point)
+        return self._found[test, point]
+
+    def error(self, share: float) -> float:
+        """Standard error of a simulated share."""
+        return math.sqrt(share * (1 - share) / self.times)
+
+    def to_json_object(self) -> dict[str, Any]:
+        """`format`, the question, what this dump's seeds are like, `rows`; NaN is None."""
+        from .export import FORMAT, without_nan
+
+        paired, question = self.table.paired, self.question
+        known: dict[str, Any] = without_nan(
+            {
+                "format": FORMAT,
+                "threshold": question.threshold,
+                "divergence": question.divergence,
+                "protocol": question.protocol,
+                "baseline": question.baseline,
+                "criterion": question.criterion,
+                "power": self.goal,
+                "level": self.level,
+                "simulation": {"dumps": self.times, "seed": self.table.bootstrap_seed},
+                "dump": {
+                    "seeds": self.seeds,
+                    "paired": paired.seeds,
+                    "tied": paired.tied,
+                    "without_rate": self.seeds - paired.seeds,
+                    "baseline_rate": self.paired_rates["baseline"],
+                    "criterion_rate": self.paired_rates["criterion"],
+                    "spread": self.spread,
+                    "detectable": self.detectable_here,
+                    "rejects_equal": self.rejects_equal_here,
+                },
+                "rows": [
+                    {
+                        "test": row.test,
+                        "difference": row.difference,
+                        "seeds": row.seeds,
+                        "power": row.power,
+                        "power_error": self.error(row.power),
+                        "rejects_equal": row.rejects_equal,
+                        "power_here": row.power_here,
+                    }
+                    for row in self.rows
+                ],
+            }
+        )
+        return known
+
+    def columns(self) -> dict[str, list[Any]]:
+        """A row a test and difference, the columns of `POWER_COLUMNS`."""
+        rows = [
+            [
+                row.test,
+                row.difference,
+                math.nan if row.seeds is None else row.seeds,
+                row.power,
+                self.error(row.power),
+                row.rejects_equal,
+                row.power_here,
+                self.rejects_equal_here[row.test],
+                self.detectable_here[row.test],
+            ]
+            for row in self.rows
+        ]
+        return {name: [row[at] for row in rows] for at, name in enumerate(POWER_COLUMNS)}
+
+    def text(self) -> RenderableType:
+        """Seeds needed by test and difference, and what this dump's seeds see."""
+        from .power_text import power_text
+
+        return power_text(self)
+
+    def figure(self) -> Figure:
+        """Power against seeds, a panel a test; see `power_figure`."""
+        from .figures.power import power_figure
+
+        return power_figure(self)
+
+    def _search(self, test: str, point: float) -> PowerRow:
+        """Search one number of seeds."""
+        model = self.model(point)
+        if model is None:
+            return PowerRow(test, point, None, math.nan, math.nan, math.nan)
+        # What it would take if differences were normal; with skew it takes another number.
+        start = 8 * (max(model.spread, 0.01) / point) ** 2 / (1 - model.empty)
+        needed = seeds_needed(
+            lambda seeds: self.shares(point, seeds)[test], self.goal, start=round(min(start, 1e6))
+        )
+        power = math.nan if needed is None else self.shares(point, needed)[test]
+        equal = math.nan if needed is None else self.shares(0.0, needed)[test]
+        return PowerRow(test, point, needed, power, equal, self.shares(point, self.seeds)[test])
+
+    @cached_property
+    def _models(self) -> dict[float, SeedModel | None]:
+        """Laws made so far, by difference."""
+        return {}
+
+    @cached_property
+    def _found(self) -> dict[tuple[str, float], PowerRow]:
+        """Rows searched so far."""
+        return {}
+
+    @cached_property
+    def _simulated(self) -> dict[tuple[float, int], dict[str, float]]:
+        """Shares simulated so far, by difference and seeds."""
+        return {}
+
+
+def power_table(
+    table: RateTable,
+    *,
+    points: Sequence[float] = POINTS,
+    power: float = POWER,
+    level: float = LEVEL,
+    times: int = TIMES,
+) -> PowerTable:
+    """Seeds needed to see that a criterion's unsafe-keep rate is lower by so much.
+
+    Parameters
+    ----------
+    table : RateTable
+        Counts by seed of a dump.
+    points : sequence of float
+        Differences in (0, 1], as shares: 0.05 is five points.
+    power : float
+        The power asked for, in (0, 1).
+    level : float
+        Of the two-sided tests, in (0, 1).
+    times : int
+        Dumps simulated for one power.
+
+    Returns
+    -------
+    PowerTable
+        Computed as it is asked for: a second or two a point.
+
+    Raises
+    ------
+    QuestionError
+        A number outside its range.
+
+    Notes
+    -----
+    Dumps are simulated by drawing seeds of this one anew, with the criterion's kept tokens
+    made safe (or unsafe) one by one with the probability that sets the mean difference; see
+    `deltad.analysis.statistics.power.seed_model`. So counts, ties, empty seeds and the spread
+    between seeds are the dump's own, and no formula is trusted.
+    """
+    check_options(points, power, level)
+    return PowerTable(table, tuple(sorted(set(points))), power, level, times)
+
+
+def check_options(points: Sequence[float], power: float, level: float) -> None:
+    """Refuse numbers outside their range.
+
+    Raises
+    ------
+    QuestionError
+        Which, and what it must be.
+    """
+    for name, value in (("power", power), ("level", level)):
+        if not 0 < value < 1:
+            raise QuestionError(f"`{name}` must lie between 0 and 1, got {value:g}")
+    if not points or not all(0 < point <= 1 for point in points):
+        given = ", ".join(f"{100 * point:g}" for point in points)
+        raise QuestionError(f"`points` must lie above 0 and be at most 100, got {given or 'none'}")
+    if not power > level:
+        raise QuestionError(f"`power` must be above `level`, got {power:g} and {level:g}")
