@@ -1,4 +1,4 @@
-"""Every executed notebook of `notebooks/` as a page, its figures beside it."""
+"""Pages from elsewhere in the repository: the executed notebooks, and the page of `data_dumps/`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+ROOT = Path(__file__).parents[2]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages and their figures; called by MkDocs before it reads pages."""
-    for path in sorted(NOTEBOOKS.glob("*.ipynb")):
+    recorded = (ROOT / "data_dumps" / "README.md").read_text(encoding="utf-8")
+    recorded = recorded.replace("](../docs/", "](")
+    files.append(File.generated(config, "recorded.md", content=recorded))
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         name = f"notebooks/{path.stem}"
         page, figures = as_page(path)
         files.append(File.generated(config, f"{name}.md", content=page))
