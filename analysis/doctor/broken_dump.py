@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from deltad.dumps import METADATA_KEY, OPTIONAL, Dump, Metadata, part_batches, schema
 from deltad.dumps.batch import to_arrow
-from deltad.dumps.layout import part_path
-from deltad.dumps.prompts import PROMPTS
+from deltad.dumps.layout import PROMPTS, part_path
 
 from .injections import CONTROLS, INJECTIONS, Injection, NothingToBreakError
 from .slots import Columns
@@ -193,9 +192,7 @@ def _write(path: Path, columns: Mapping[str, NDArray[Any]], metadata: Metadata) 
         table = schema(metadata.top_k).empty_table()
     else:
         vectors = np.asarray((columns["topk_ids"] >= 0).any(axis=1))
-        layout = schema(
-            metadata.top_k, vectors_nullable=not bool(vectors.all()), optional=optional
-        )
+        layout = schema(metadata.top_k, vectors_nullable=not bool(vectors.all()), optional=optional)
         table = to_arrow(columns, vectors, layout)
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(

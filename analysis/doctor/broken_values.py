@@ -1,6 +1,6 @@
 """Faults of single values and of conventions: fills, lists laid out otherwise, advantages.
 
-As in `broken_policies`, arrays are replaced and never written into; the rows are in order.
+As in `broken_sampling`, arrays are replaced and never written into; the rows are in order.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from deltad.dumps import Metadata
 
-from .broken_policies import NothingToBreakError, needs
-from .slots import BEHAVIOR, POLICIES, Columns, rerank
+from .slots import BEHAVIOR, POLICIES, Columns, NothingToBreakError, needs, rerank
 
 Change = Callable[[Columns, Metadata, float, Generator], Metadata]
 
@@ -239,7 +238,7 @@ def _telling(
     return _some(rng, ~(gap < _TELLING), share)
 
 
-def _some(rng: Generator, possible: NDArray[np.bool_], share: float) -> NDArray[np.bool_]:
+def _some(rng: Generator, possible: Any, share: float) -> NDArray[np.bool_]:
     """A share of all rows, drawn from the possible ones; three at least."""
     drawn = np.where(possible, rng.random(len(possible)), np.inf)
     needs(int(possible.sum()), "a value to replace")

@@ -34,6 +34,19 @@ _SPREAD: Final = 4.0
 
 _LARGEST_SPREAD: Final = 9.0
 
+_FEWEST_ROWS: Final = 3
+"""Rows that a fault must reach to be one."""
+
+
+class NothingToBreakError(ValueError):
+    """The rows do not hold what the fault would change."""
+
+
+def needs(rows: int, what: str) -> None:
+    """Refuse to call unchanged rows broken."""
+    if rows < _FEWEST_ROWS:
+        raise NothingToBreakError(f"{what} in at least {_FEWEST_ROWS} rows, found {rows}")
+
 
 @dataclass(frozen=True)
 class Slots:

@@ -1,6 +1,6 @@
 """Changes that leave a dump sound: what differs between healthy runs, and must raise no alarm.
 
-As in `broken_policies`, arrays are replaced and never written into; the rows are in order.
+As in `broken_sampling`, arrays are replaced and never written into; the rows are in order.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from numpy.random import Generator
 from deltad.divergence import DIVERGENCES
 from deltad.dumps import OPTIONAL, Batch, Metadata, batch_support
 
-from .broken_policies import engine_noise, needs, rounded_logits
+from .broken_precision import declared, engine_noise, rounded_logits
 from .broken_values import replaced_last
-from .slots import BEHAVIOR, POLICIES, Columns
+from .slots import BEHAVIOR, POLICIES, Columns, needs
 
 
 def untouched(columns: Columns, metadata: Metadata, strength: float, rng: Generator) -> Metadata:
@@ -35,7 +35,7 @@ def some_steps(columns: Columns, metadata: Metadata, strength: float, rng: Gener
 
 def thinned(columns: Columns, metadata: Metadata, strength: float, rng: Generator) -> Metadata:
     """Only rows with a large D are stored, as long recordings do."""
-    known = (columns["topk_ids"] >= 0).any(axis=1)
+    known = np.asarray((columns["topk_ids"] >= 0).any(axis=1))
     batch = Batch("", 0, columns, np.ones(len(known), bool))
     seen = max(metadata.rows_seen, len(known))
     above = (DIVERGENCES["kl"](batch_support(batch, metadata)) > strength) & known
@@ -88,9 +88,7 @@ def declared_replacing(
 ) -> Metadata:
     """The sampled token takes the K-th's place, and the metadata says so."""
     metadata = replaced_last(columns, metadata, strength, rng)
-    return dataclasses.replace(
-        metadata, behavior={**metadata.behavior, "support": "replaced-last"}
-    )
+    return dataclasses.replace(metadata, behavior={**metadata.behavior, "support": "replaced-last"})
 
 
 def fewer_listed(columns: Columns, metadata: Metadata, strength: float, rng: Generator) -> Metadata:
@@ -108,18 +106,14 @@ def fewer_listed(columns: Columns, metadata: Metadata, strength: float, rng: Gen
 
 def bf16_engine(columns: Columns, metadata: Metadata, strength: float, rng: Generator) -> Metadata:
     """A bfloat16 engine beside a float32 trainer of the same weights, and it says so."""
-    behavior = {**metadata.behavior, "precision": "bfloat16"}
-    metadata = dataclasses.replace(metadata, behavior=behavior)
-    return engine_noise(columns, metadata, strength, rng)
+    return engine_noise(columns, declared(metadata, "bfloat16"), strength, rng)
 
 
 def declared_rounding(
     columns: Columns, metadata: Metadata, strength: float, rng: Generator
 ) -> Metadata:
     """The engine rounds its logits to bfloat16, and the metadata says bfloat16."""
-    behavior = {**metadata.behavior, "precision": "bfloat16"}
-    metadata = dataclasses.replace(metadata, behavior=behavior)
-    return rounded_logits(columns, metadata, strength, rng)
+    return rounded_logits(columns, declared(metadata, "bfloat16"), strength, rng)
 
 
 def some_zero(columns: Columns, metadata: Metadata, strength: float, rng: Generator) -> Metadata:
