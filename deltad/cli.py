@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from deltad.commands import dumps, power, rates, recipes
+from deltad.commands.report import report
 from deltad.commands.terminal import (
     BAD_CONTENT,
     BAD_OPTION,
@@ -118,6 +119,7 @@ for command in (
     power.power,
     dumps.tokens,
     dumps.check,
+    report,
 ):
     app.command()(command)
 app.add_typer(
