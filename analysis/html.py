@@ -119,8 +119,10 @@ def _span(text: str, style: Style) -> str:
     return f'<span style="{css}">{escape(text)}</span>' if css else escape(text)
 
 
-def _css(style: Style) -> str:
+def _css(style: Style | str) -> str:
     """What of a terminal's style a page can show in its own colours."""
+    if isinstance(style, str):
+        style = Style.parse(style)
     css = ""
     if style.bold:
         css += "font-weight:600;"

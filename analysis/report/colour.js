@@ -17,7 +17,7 @@ function quantities(tokens, judge) {
       label: "r, log scale",
       signed: true,
       value: (i) => Math.log1p(columns.r_minus_1[i]),
-      written: (value) => written(Math.exp(value)),
+      written: (value) => brief(Math.exp(value)),
     },
     d_dot: { label: `Ḋ, ${tail}`, signed: true, value: (i) => tokens.direction(i) },
     advantage: { label: "advantage Â", signed: true, value: (i) => columns.advantage[i] },
@@ -69,7 +69,7 @@ class Scale {
 
 function drawLegend(place, scale) {
   const { quantity } = scale;
-  const say = quantity.written ?? ((value) => written(value, quantity.signed));
+  const say = quantity.written ?? ((value) => brief(value, quantity.signed));
   const steps = scale.steps();
   const swatches = steps.map((step, at) => {
     const low = at === 0 && quantity.signed ? "less" : say(step.from);

@@ -124,7 +124,7 @@ class Controls {
       arm: Number(this.get("arm").value),
     };
     const totals = this.judge.judge(asked);
-    drawCounts(document.getElementById("tokens"), totals, asked);
+    drawCounts(this.place, totals, asked);
     drawSeeds(document.querySelector("[data-seeds]"), totals);
     this.place.dataset.countMs = (performance.now() - begun).toFixed(1);
     if (refilter) {

@@ -1,6 +1,7 @@
 /* Decisions and counts at any threshold, from the float64 numbers that the analysis uses.
  *
- * Outside: D > δ. Masked: outside by the criterion's own proximity, and Â · direction > 0.
+ * Outside: D > δ. Masked: outside by the criterion's own proximity, and Â · direction > 0; what
+ * no threshold moves (clip-higher, neighbours' weights) was decided before.
  * In disagreement: outside, and exactly one of criterion and baseline masks. All strictly.
  */
 
@@ -20,16 +21,17 @@ class Judge {
 
   rule(entry) {
     const { columns } = this.tokens;
+    if (entry.masked) {
+      const masked = columns[entry.masked];
+      return { ...entry, known: (i) => masked[i] !== 2, masks: (i) => masked[i] === 1 };
+    }
     const advantage = columns.advantage;
     const proximity = columns[entry.proximity];
     const direction = columns[entry.direction];
-    const outside = entry.fixed
-      ? (i) => proximity[i] === 1
-      : (i, threshold) => proximity[i] > threshold;
     return {
       ...entry,
-      known: (i) => entry.fixed || !Number.isNaN(proximity[i]),
-      masks: (i, threshold) => outside(i, threshold) && advantage[i] * direction[i] > 0,
+      known: (i) => !Number.isNaN(proximity[i]),
+      masks: (i, threshold) => proximity[i] > threshold && advantage[i] * direction[i] > 0,
     };
   }
 

@@ -1,14 +1,15 @@
 """From the rows of a dump to the numbers of the token viewer, arm by arm.
 
-What decides is kept as it was computed, in float64: D of every proximity and Â times a
-direction. A direction that is not the question's own is shown nowhere and kept in float32,
-where only its sign is used.
+What decides is kept as it was computed, in float64: D of every proximity, and the directions
+that Â is multiplied by. A direction that is neither the question's own nor r − 1 is shown
+nowhere and kept in float32, since only its sign is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -18,7 +19,8 @@ from deltad.analysis.counting import Progress, checked_batches, columns_for
 from deltad.analysis.question import Resolved
 from deltad.direction import TAILS
 from deltad.dumps import VECTORS, batch_tokens, scalar_tokens
-from deltad.masks import CRITERIA, Criterion, CriterionError, Tokens
+from deltad.masks import NONE, Criterion, CriterionError, Tokens
+from deltad.weights import WEIGHTS, Weight
 
 if TYPE_CHECKING:
     from deltad.dumps import Batch, Dump, Metadata
@@ -32,35 +34,38 @@ _TINY: Final = float(np.finfo(np.float32).smallest_subnormal)
 
 @dataclass(frozen=True)
 class Rule:
-    """How a criterion decides on the page: masked where D > δ and Â times the direction > 0.
+    """How a criterion decides on the page.
 
     Attributes
     ----------
-    criterion : Criterion
+    decider : Criterion or Weight
         Of the registry.
-    proximity : str
-        Column that holds D, or 1 and 0 where the region is fixed.
-    fixed : bool
-        Whether the region does not move with the threshold.
-    direction : str
-        Column that Â is multiplied by.
+    proximity, direction : str
+        Columns: masked where D > δ and Â times the direction > 0. Empty where `masked` is not.
+    masked : str
+        Column of decisions that no threshold moves: 1 masks, 0 keeps, 2 is unknown.
     """
 
-    criterion: Criterion
-    proximity: str
-    fixed: bool
-    direction: str
+    decider: Criterion | Weight
+    proximity: str = ""
+    direction: str = ""
+    masked: str = ""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the page that it reads."""
+        return tuple(name for name in (self.proximity, self.direction, self.masked) if name)
 
 
-def rules_for(dump: Dump, arms: Collection[str], divergence: str) -> list[Rule]:
-    """The criteria that some arms of a dump can answer for a region's divergence.
+def rules_for(dump: Dump, arm: str, divergence: str) -> list[Rule]:
+    """The criteria, and neighbours' weights, that a dump can answer for a region's divergence.
 
     Parameters
     ----------
     dump : Dump
         Only its footers are read.
-    arms : collection of str
-        All must have a criterion's columns.
+    arm : str
+        Must have a criterion's columns.
     divergence : {"kl", "tv"}
         The region's; predictive criteria of another family are left out.
 
@@ -69,27 +74,34 @@ def rules_for(dump: Dump, arms: Collection[str], divergence: str) -> list[Rule]:
     list of Rule
         In the registry's order.
     """
-    present = set.intersection(*(set(dump.optional_columns(arm)) for arm in arms))
+    present = dump.optional_columns(arm)
     found = []
-    for each in CRITERIA.values():
-        if each.family not in (None, divergence) or not present.issuperset(each.columns):
+    for weight in WEIGHTS.values():
+        each = weight.criterion or weight
+        if _family(each) not in (None, divergence) or not present.issuperset(each.columns):
             continue
-        proximity, fixed = "d_pre", False
+        if isinstance(each, Weight) or each.name in ("clip-higher", NONE.name):
+            found.append(Rule(each, masked=f"masked_{each.name.replace('-', '_')}"))
+            continue
+        proximity = "d_pre"
         if each.name.startswith("binary-"):
             proximity = f"d_{each.name.replace('-', '_')}"
         elif each.name.endswith("-full"):
             proximity = "d_full"
-        elif each.name == "clip-higher":
-            proximity, fixed = "clipped", True
         direction = "r_minus_1" if each.family is None else f"d_dot_{each.name.rpartition('-')[2]}"
-        found.append(Rule(each, proximity, fixed, direction))
+        found.append(Rule(each, proximity, direction))
     return found
+
+
+def _family(each: Criterion | Weight) -> str | None:
+    """The divergence that a criterion is bound to."""
+    return each.family if isinstance(each, Criterion) else None
 
 
 def main_direction(resolved: Resolved) -> str:
     """The column of Ḋ that the page shows: the question's own, else the aggregated one."""
     for each in (resolved.criterion, resolved.baseline):
-        if each.family is not None:
+        if _family(each) is not None:
             return f"d_dot_{each.name.rpartition('-')[2]}"
     return "d_dot_aggregated"
 
@@ -147,7 +159,7 @@ def arm_rows(
     if main:
         present = dump.optional_columns(arm)
         columns += [name for name in ("token", "pre_entropy", "post_entropy") if name in present]
-        columns += [column for rule in rules for column in rule.criterion.columns]
+        columns += [column for rule in rules for column in rule.decider.columns]
     blocks: list[Columns] = []
     for index, seed in enumerate(seeds):
         for batch, metadata in checked_batches(dump, arm, seed, columns, progress=progress):
@@ -197,7 +209,7 @@ def _block(
         local = _filled(sets, lambda each: each.direction(divergence, tail).local)
         block["d_dot_local"] = local.astype(np.float32)
     for rule in rules:
-        if rule.direction not in ("r_minus_1", shown):
+        if rule.direction not in ("", "r_minus_1", shown):
             block[rule.direction] = _signed32(block[rule.direction])
     return block
 
@@ -205,22 +217,20 @@ def _block(
 def _decisive(
     sets: list[tuple[Tokens, NDArray[np.bool_]]], rules: Sequence[Rule], divergence: str
 ) -> Columns:
-    """Every proximity and direction that a rule needs, but for D of the region itself."""
+    """Every column that a rule reads, but for D of the region itself."""
     found: Columns = {"r_minus_1": _filled(sets, lambda each: each.ratio_direction)}
     for rule in rules:
-        if rule.proximity.startswith("d_binary"):
-            family = rule.criterion.name.removeprefix("binary-")
-            found[rule.proximity] = _filled(
-                sets, lambda each, family=family: each.binary_divergence(family)
-            )
+        decider = rule.decider
+        if rule.masked:
+            keep = partial(decider.keep, divergence=divergence)
+            found[rule.masked] = np.nan_to_num(1 - _filled(sets, keep), nan=2).astype(np.uint8)
+        elif rule.proximity.startswith("d_binary"):
+            family = decider.name.removeprefix("binary-")
+            found[rule.proximity] = _filled(sets, partial(Tokens.binary_divergence, name=family))
         elif rule.proximity == "d_full":
             found["d_full"] = _filled(sets, lambda each: each.full_divergence(divergence))
-        elif rule.fixed:
-            clipped = rule.criterion.outside
-            outside = _filled(sets, lambda each, clipped=clipped: clipped(each, 0.0, divergence))
-            found[rule.proximity] = outside.astype(np.uint8)
-        if rule.direction not in found:
-            found[rule.direction] = _filled(sets, rule.criterion.push)
+        if isinstance(decider, Criterion) and rule.direction and rule.direction not in found:
+            found[rule.direction] = _filled(sets, decider.push)
     return found
 
 

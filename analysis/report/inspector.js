@@ -157,7 +157,7 @@ class Inspector {
         "th",
         { scope: "row", title: entry.rest ? null : `id ${entry.id}` },
         sampled ? "▸ " : null,
-        el("bdi", {}, name),
+        el("bdi", { class: name.startsWith("#") && !this.tokens.textOfId.has(entry.id) ? "unread" : null }, name),
         sampled ? el("span", { class: "hidden" }, entry.beyond ? " sampled, beyond the top-K" : " sampled") : null,
       ),
       ...["mu", "pi", "post"].map((each) => el("td", {}, percent(entry[each]))),

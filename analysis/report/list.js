@@ -3,7 +3,7 @@
 const PIECE_TOKENS = 400; // one piece holds about as many, and not more than PIECE_RESPONSES
 const PIECE_RESPONSES = 24;
 const LINE = 27; // pixels, for a first guess of heights
-const HEAD = 58;
+const HEAD = 22;
 
 class ResponseList {
   constructor(place, tokens, judge) {
@@ -100,7 +100,7 @@ class ResponseList {
   response({ s, from, to }) {
     const { tokens } = this;
     const first = from === tokens.start[s];
-    const name = this.name(s);
+    const name = `${this.group(s)} · response ${tokens.columns.sequence_sequence[s]}`;
     const body = el("div", { class: "line", role: "listbox", "aria-label": name });
     let text = "";
     let last = first ? -1 : tokens.columns.position[from - 1];
@@ -114,21 +114,33 @@ class ResponseList {
       if (said) text += said;
     }
     if (readsRightToLeft(text)) body.dir = "rtl";
-    const block = el("article", { class: "response", "data-sequence": s }, body);
-    if (first) block.prepend(this.head(s, name), ...this.promptOf(s));
-    else block.classList.add("continued");
+    const block = el("article", { class: "response", "data-sequence": s });
+    if (first && this.opensGroup(s)) block.append(this.groupHead(s));
+    block.append(first ? this.head(s) : el("div"), body);
     return block;
   }
 
-  name(s) {
+  /* Whether a response is the first of its group in the order shown. */
+  opensGroup(s) {
+    const before = this.order[this.placeOf[s] - 1];
+    if (before === undefined) return true;
+    const { sequence_seed_index, sequence_step, sequence_group } = this.tokens.columns;
+    return [sequence_seed_index, sequence_step, sequence_group].some((of) => of[s] !== of[before]);
+  }
+
+  group(s) {
     const { columns } = this.tokens;
     return (
       `seed ${this.tokens.seed(s)} · step ${columns.sequence_step[s]} · ` +
-      `group ${columns.sequence_group[s]} · response ${columns.sequence_sequence[s]}`
+      `group ${columns.sequence_group[s]}`
     );
   }
 
-  head(s, name) {
+  groupHead(s) {
+    return el("header", {}, el("span", { class: "quiet" }, this.group(s)), ...this.promptOf(s));
+  }
+
+  head(s) {
     const { tokens } = this;
     const { advantage } = tokens.columns;
     let [low, high] = [Infinity, -Infinity];
@@ -137,11 +149,11 @@ class ResponseList {
       high = Math.max(high, advantage[i]);
     }
     const sign = low > 0 ? "up" : high < 0 ? "down" : "";
-    const said = low === high ? written(low, true) : `${written(low, true)} … ${written(high, true)}`;
+    const said = low === high ? brief(low, true) : `${brief(low, true)} … ${brief(high, true)}`;
     return el(
-      "header",
-      {},
-      el("span", { class: "name" }, name),
+      "div",
+      { class: "head" },
+      el("span", {}, `response ${tokens.columns.sequence_sequence[s]}`),
       el("span", { class: `advantage ${sign}` }, `Â ${said}`),
     );
   }

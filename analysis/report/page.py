@@ -142,12 +142,12 @@ def filled(template: str, values: Mapping[str, str]) -> str:
 
 
 def json_for_page(value: Any) -> str:
-    """JSON that ends no script element and opens none, NaN as null.
+    r"""JSON that ends no script element and opens none, NaN as null.
 
     Examples
     --------
-    >>> json_for_page("</script>")
-    '"\\\\u003c/script\\\\u003e"'
+    >>> print(json_for_page("</script>"))
+    "\u003c/script\u003e"
     """
     text = json.dumps(without_nan(value), ensure_ascii=False, allow_nan=False)
     for sign in "<>&\u2028\u2029":

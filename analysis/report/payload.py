@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deltad.analysis.counting import Progress
-from deltad.analysis.figures.style import COLOURS, colour_of
 from deltad.analysis.question import ZERO_STEP, Question, QuestionError, Resolved
 from deltad.analysis.words import unit
 from deltad.dumps import read_prompts
-from deltad.masks import CLIP_HIGH, CLIP_LOW
+from deltad.masks import Criterion
 
 from .details import Details, details_of
 from .encode import QUANTUM, TYPES, encode, quantised
@@ -104,7 +103,7 @@ def build_payload(
         stored_floor, floor = floor, max(floor, _floor_for(d_pre, tokens))
     above = floor if stored > tokens else None
     arms, left_out = _arms(dump, arm, chosen)
-    rules = rules_for(dump, [arm], resolved.question.divergence)
+    rules = rules_for(dump, arm, resolved.question.divergence)
     rows = arm_rows(dump, arm, chosen, resolved, rules, main=True, above=above, progress=progress)
     deltas, in_loss = {}, {}
     for other in arms:
@@ -118,6 +117,7 @@ def build_payload(
                 continue
         deltas[other] = theirs.get("delta_d", np.empty(0))
         in_loss[other] = theirs.get("in_loss", np.empty(0, dtype=np.bool_))
+    rules = [rule for rule in rules if _decides(rule, rows, resolved)]
     columns = _columns(rows, rules, resolved, list(deltas.values()), list(in_loss.values()))
     header: dict[str, Any] = {
         "format": 1,
@@ -129,7 +129,6 @@ def build_payload(
         "arms": list(deltas),
         "left_out": left_out,
         "criteria": [_criterion(rule) for rule in rules],
-        "clip": [1 - CLIP_LOW, 1 + CLIP_HIGH],
         "seeds": [{"seed": seed, "tokens": dump.rows_seen(arm, seed)} for seed in chosen],
         "all_seeds": len(dump.seeds(arm)),
         "stored": stored,
@@ -227,7 +226,8 @@ def _columns(
 ) -> Columns:
     """The columns of the page, but for texts and details."""
     if not rows:
-        rows = {name: np.empty(0) for name in ("d_pre", "r_minus_1", *_decisive(rules, resolved))}
+        decisive = ("d_pre", "r_minus_1", *_decisive(rules, resolved))
+        rows = {name: np.empty(0, "u1" if "masked" in name else "f8") for name in decisive}
         rows |= {name: np.empty(0, np.int32) for name in (*_SEQUENCE, "position", "token_id")}
         rows |= {"advantage": np.empty(0, np.float32)}
     changed = np.zeros(len(rows["token_id"]), dtype=np.bool_)
@@ -258,24 +258,33 @@ def _columns(
     return columns
 
 
+def _decides(rule: Rule, rows: Columns, resolved: Resolved) -> bool:
+    """Whether a rule is asked for, or masks something under some threshold."""
+    if rule.decider.name in (resolved.question.criterion, resolved.question.baseline):
+        return True
+    return not rule.masked or bool(rows and (rows[rule.masked] == 1).any())
+
+
 def _decisive(rules: Sequence[Rule], resolved: Resolved) -> list[str]:
-    """The columns of D and directions beside those that every page has."""
-    names = [main_direction(resolved)]
-    names += [name for rule in rules for name in (rule.proximity, rule.direction)]
+    """The columns that decide, beside those that every page has."""
+    names = [main_direction(resolved), *(name for rule in rules for name in rule.columns)]
     return [name for name in dict.fromkeys(names) if name not in ("d_pre", "r_minus_1")]
 
 
 def _criterion(rule: Rule) -> dict[str, Any]:
     """What the page knows of a criterion."""
-    name = rule.criterion.name
+    decider = rule.decider
+    says = (
+        f"masks where {decider.proximity} and Â · ({decider.direction}) > 0"
+        if isinstance(decider, Criterion)
+        else f"weighs {decider.formula}"
+    )
     return {
-        "name": name,
+        "name": decider.name,
         "proximity": rule.proximity,
-        "fixed": rule.fixed,
         "direction": rule.direction,
-        "says": f"{rule.criterion.proximity} and Â · ({rule.criterion.direction}) > 0",
-        "source": rule.criterion.source,
-        "colour": colour_of(name) if name.rpartition("-")[2] in COLOURS or name in COLOURS else "",
+        "masked": rule.masked,
+        "says": f"{says} · {decider.source}",
     }
 
 
@@ -305,7 +314,8 @@ def _add_texts(header: dict[str, Any], columns: Columns, rows: Columns) -> None:
 
 def _prompts(dump: Dump, seeds: Sequence[int], columns: Columns) -> list[dict[str, Any]]:
     """The prompts of the groups on the page."""
-    wanted = set(zip(columns["sequence_seed_index"].tolist(), columns["sequence_group"].tolist()))
+    groups = (columns[f"sequence_{name}"].tolist() for name in ("seed_index", "group"))
+    wanted = set(zip(*groups, strict=True))
     found = []
     for index, seed in enumerate(seeds):
         for prompt in read_prompts(dump.path, seed=seed):

@@ -44,13 +44,12 @@ class Tokens {
   }
 
   shown(i) {
-    return this.hasText ? visible(this.text(i)) : String(this.columns.token_id[i]);
+    return this.hasText ? visible(this.text(i)) : `${this.columns.token_id[i]}`;
   }
 
   /* How an id of the vocabulary is shown: by its text where some token of the page gives it. */
   shownId(id) {
-    const text = this.textOfId.get(id);
-    return text === undefined ? String(id) : visible(text);
+    return this.textOfId.has(id) ? visible(this.textOfId.get(id)) : `#${id}`;
   }
 
   ratio(i) {

@@ -32,6 +32,12 @@ function rounded(value, size) {
   return value.toFixed(digits);
 }
 
+/* Three digits, as few as will do. */
+function brief(value, signed = false) {
+  const text = String(Number(value.toPrecision(3)));
+  return minus(signed && value > 0 ? `+${text}` : text);
+}
+
 function share(value) {
   return Number.isFinite(value) ? value.toFixed(3) : DASH;
 }
