@@ -5,6 +5,8 @@ from .figures import draw_delta_d as draw_delta_d
 from .figures import draw_paired_rates as draw_paired_rates
 from .figures import figure4 as figure4
 from .figures import save_figure as save_figure
+from .headline import Headline as Headline
+from .headline import read_headline as read_headline
 from .power import POWER_COLUMNS as POWER_COLUMNS
 from .power import PowerTable as PowerTable
 from .power import power_table as power_table
@@ -25,6 +27,7 @@ __all__ = [
     "PROTOCOL_COLUMNS",
     "RATE_COLUMNS",
     "TOKEN_COLUMNS",
+    "Headline",
     "PowerTable",
     "ProtocolTable",
     "Question",
@@ -41,5 +44,6 @@ __all__ = [
     "protocol_text",
     "rate_table",
     "rate_text",
+    "read_headline",
     "save_figure",
 ]

@@ -1,4 +1,4 @@
-"""A power table to read at a terminal."""
+"""Power tables, and the paper's headline, to read at a terminal."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from . import paper
 from .statistics.power import TESTS
-from .words import DASH, count, number, title
+from .words import DASH, count, number, p_value, points, title
 
 if TYPE_CHECKING:
+    from .headline import Headline
     from .power import PowerTable
 
 
@@ -46,6 +48,62 @@ def power_text(table: PowerTable) -> RenderableType:
     return Group(*parts, _needed(table), _seen(table), Text(_method(table)))
 
 
+def headline_text(found: Headline) -> RenderableType:
+    """The paper's headline: sign test with ties, interval of the share, what spreads imply.
+
+    Parameters
+    ----------
+    found : Headline
+        The reported numbers.
+
+    Returns
+    -------
+    RenderableType
+        For a rich console.
+    """
+    low, high = found.share_ci95
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for at, name in enumerate(
+        (
+            "spread of a seed's difference, assumed",
+            "points",
+            "p of the\npaired t-test",
+            "power to see\nthe difference",
+            f"{found.seeds} seeds\nsee",
+            "seeds\nneeded",
+            "lower though\nrates are equal",
+            "p of the count\nagainst that",
+        )
+    ):
+        grid.add_column(name, justify="right" if at else "left", no_wrap=True)
+    for each in found.spreads:
+        grid.add_row(
+            each.assumption,
+            f"{100 * each.spread:.1f}",
+            p_value(each.p),
+            number(each.power),
+            f"{100 * each.detectable:.1f} points",
+            str(each.seeds),
+            number(each.lower_if_equal),
+            p_value(each.sign_p),
+        )
+    ties = ", ".join(f"{count} → {p_value(p)}" for count, p in found.with_ties.items())
+    return Group(
+        Text(
+            f"{paper.FIGURE}, {paper.PAPER}: {100 * found.criterion:.1f} against "
+            f"{100 * found.baseline:.1f} %, lower in {found.lower} of {found.seeds} seeds",
+            style="bold",
+        ),
+        Text(
+            f"share of seeds lower {number(found.lower / found.seeds)} [{number(low)}, "
+            f"{number(high)}] (Clopper–Pearson, 95 %)"
+        ),
+        Text(f"sign test p by how many of the other {found.seeds - found.lower} are tied: {ties}"),
+        grid,
+        Text("Level 0.05, power 0.8. Suggestive, not settled."),
+    )
+
+
 def _dump(table: PowerTable) -> str:
     """What the seeds at hand are like."""
     paired = table.table.paired
@@ -66,7 +124,7 @@ def _needed(table: PowerTable) -> Table:
         grid.add_column(f"{test}\nseeds needed", justify="right")
         grid.add_column("\nrejects equal rates", justify="right")
     for point in table.points:
-        cells = [_points(point)]
+        cells = [points(point)]
         for test in TESTS:
             row = table.row(test, point)
             cells += [
@@ -90,15 +148,10 @@ def _seen(table: PowerTable) -> Table:
     )
     for point in table.points:
         shares = table.shares(point, table.seeds)
-        grid.add_row(f"power at {_points(point)}", *(number(shares[test]) for test in TESTS))
+        grid.add_row(f"power at {points(point)}", *(number(shares[test]) for test in TESTS))
     equal = table.rejects_equal_here
     grid.add_row("rejects equal mean rates", *(number(equal[test]) for test in TESTS))
     return grid
-
-
-def _points(share: float) -> str:
-    """A difference in points."""
-    return "1 point" if round(100 * share, 9) == 1 else f"{100 * share:g} points"
 
 
 def _method(table: PowerTable) -> str:

@@ -57,3 +57,14 @@ def count(number_of: int, noun: str) -> str:
     ('1 seed', '61 seeds')
     """
     return f"{number_of} {noun}" if number_of == 1 else f"{number_of} {noun}s"
+
+
+def points(share: float) -> str:
+    """A difference of shares in points.
+
+    Examples
+    --------
+    >>> points(0.01), points(0.025)
+    ('1 point', '2.5 points')
+    """
+    return "1 point" if round(100 * share, 9) == 1 else f"{100 * share:g} points"

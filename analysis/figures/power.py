@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from deltad.analysis.statistics.power import TESTS
-from deltad.analysis.words import count, title
+from deltad.analysis.words import count, points, title
 
 from .style import NORMAL, SMALL, axes_or_new
 
@@ -82,7 +82,7 @@ def draw_power(table: PowerTable, test: str, *, ax: Axes | None = None) -> Axes:
         shade = 0.75 - 0.75 * at / max(1, len(table.curves) - 1)
         ax.plot(
             seeds, powers, color=(shade * 0.9, shade, 0.45 + 0.5 * shade), linewidth=1.3,
-            label=f"lower by {100 * point:g} points",
+            label=f"lower by {points(point)}",
         )  # fmt: skip
     if table.curves:
         ax.axhline(table.goal, color=_HERE, linewidth=0.7, linestyle=":")
