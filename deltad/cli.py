@@ -26,6 +26,7 @@ from deltad.commands.terminal import (
     OptionError,
     complain,
 )
+from deltad.commands.watch import watch
 
 
 class Commands(TyperGroup):
@@ -120,6 +121,7 @@ for command in (
     dumps.tokens,
     dumps.check,
     report,
+    watch,
 ):
     app.command()(command)
 app.add_typer(

@@ -211,6 +211,24 @@ class LogprobSums:
             found |= _sequence_sums(log_mu, log_pi, extra["sequence"])
         return cls(**found)
 
+    @classmethod
+    def by_sequence(
+        cls, behavior_logprob: Array, policy_logprob: Array, sequence: Array
+    ) -> LogprobSums:
+        """Sum what is counted by sequence and nothing else, for tokens that were summed apart.
+
+        Parameters
+        ----------
+        behavior_logprob, policy_logprob, sequence
+            As in `of`.
+
+        Returns
+        -------
+        LogprobSums
+            With `tokens` 0.
+        """
+        return cls(**_sequence_sums(*map(_host, (behavior_logprob, policy_logprob, sequence))))
+
     def __add__(self, other: LogprobSums) -> LogprobSums:
         """Both batches together."""
         return LogprobSums(
