@@ -8,7 +8,6 @@ direction orders tokens as their ΔD does, and its zero divides them by sign.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -16,11 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from deltad.masks import CRITERIA, Criterion
-
 from . import statistics
 from .bins import bin_of, interval_label, quantile_edges
-from .counting import Outside, Progress, checked_batches, columns_for, outside_of
+from .counting import Progress, checked_batches, columns_for, outside_of
+from .prediction import LINEAR, Predictor, linear_family, predictors
 from .question import OWN, Question, QuestionError
 from .rates import BaseRate, ratio
 from .result import Result
@@ -36,35 +34,10 @@ if TYPE_CHECKING:
 
 DEFAULT_BINS: Final = 8
 
-LINEAR: Final = "linear_delta"
-"""The column of exact first-order ΔD along the arm's update, where it was recorded."""
-
 LEAST_RANKED: Final = 3
 """Tokens that a rank correlation needs: two always agree or disagree in full."""
 
 _Arrays = tuple[NDArray[np.float64], ...]
-
-
-@dataclass(frozen=True)
-class Predictor:
-    """What foretells ΔD of a token.
-
-    Attributes
-    ----------
-    name : str
-        A criterion's name, or the column's.
-    formula : str
-        In words and symbols.
-    values : callable of Outside to ndarray, shape (token,)
-        The prediction; above 0 foretells ΔD > 0.
-    columns : tuple of str
-        Optional columns of a dump that it needs.
-    """
-
-    name: str
-    formula: str
-    values: Callable[[Outside], NDArray[np.float64]]
-    columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -313,7 +286,7 @@ def calibrate(
         missing = [name for name in each.columns if name not in present]
         if missing:
             refused[each.name] = f"needs the column `{missing[0]}`, which arm {arm} does not have"
-        elif each.name == LINEAR and (family := _linear_family(dump, arm)) != asked.divergence:
+        elif each.name == LINEAR and (family := linear_family(dump, arm)) != asked.divergence:
             refused[each.name] = f"is of the divergence {family}, as arm {arm} says"
         else:
             chosen.append(each)
@@ -340,23 +313,6 @@ def calibrate(
         for each, known in zip(chosen, predictions, strict=True)
     )
     return Calibration(asked, calibrated, base, refused, bootstrap_seed)
-
-
-def predictors(divergence: str) -> tuple[Predictor, ...]:
-    """Every direction there is for a divergence, and the exact first order."""
-    return (
-        *(
-            _along(each)
-            for each in CRITERIA.values()
-            if each.name == "ratio" or each.family == divergence
-        ),
-        Predictor(
-            LINEAR,
-            "exact first-order ΔD along the update",
-            lambda outside: outside.batch[LINEAR].astype(np.float64),
-            (LINEAR,),
-        ),
-    )
 
 
 def rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
@@ -386,21 +342,3 @@ def rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> fl
     centred = [each - each.mean() for each in ranks]
     size = math.sqrt(float(centred[0] @ centred[0]) * float(centred[1] @ centred[1]))
     return ratio(float(centred[0] @ centred[1]), size)
-
-
-def _linear_family(dump: Dump, arm: str) -> str:
-    """The divergence whose first order an arm recorded."""
-    ladder = dump.metadata(arm).extra.get("ladder")
-    return str(ladder.get("divergence", "kl")) if isinstance(ladder, dict) else "kl"
-
-
-def _along(each: Criterion) -> Predictor:
-    """Â · r · direction of one criterion."""
-
-    def values(outside: Outside) -> NDArray[np.float64]:
-        """The prediction, up to the step size."""
-        tokens = outside.tokens
-        with np.errstate(invalid="ignore", over="ignore"):  # 0 · ∞ predicts nothing
-            return np.asarray(tokens.advantage * tokens.ratio * each.push(tokens))
-
-    return Predictor(each.name, f"Â · r · ({each.direction})", values, each.columns)

@@ -16,7 +16,7 @@ from .forms import (
     share_text,
     stack,
 )
-from .text import _grid as grid
+from .text import plain_grid as grid
 from .words import DASH, count, number, region, unit
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from .forms import (
     stack,
 )
 from .question import OWN
-from .text import _grid as grid
+from .text import plain_grid as grid
 from .words import DASH, count, number, p_value, region, with_interval
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from .forms import (
     stack,
 )
 from .question import Question
-from .text import _grid as grid
+from .text import plain_grid as grid
 from .words import count, number, p_value, region, unit, with_interval
 
 if TYPE_CHECKING:

@@ -65,7 +65,7 @@ def protocol_text(protocols: ProtocolTable) -> RenderableType:
     """
     first = protocols.tables[0]
     question = first.question
-    grid = _grid(
+    grid = plain_grid(
         "protocol",
         "unsafe keep, seed mean\ncriterion / baseline",
         "seeds\nlower / tied / higher",
@@ -108,7 +108,7 @@ def protocol_text(protocols: ProtocolTable) -> RenderableType:
     return Group(Text(title(question), style="bold"), Text(size), grid, *refused)
 
 
-def _grid(*headers: str) -> Table:
+def plain_grid(*headers: str) -> Table:
     """An unboxed table: the first column to the left, the others to the right, never folded."""
     grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for at, header in enumerate(headers):
@@ -120,7 +120,7 @@ def _criteria(table: RateTable) -> Table:
     """Both criteria with intervals and counts, and the paper's numbers where they compare."""
     question = table.question
     reported = paper.compares_with_paper(question.criterion, question.baseline)
-    grid = _grid(
+    grid = plain_grid(
         "of the kept disagreement tokens",
         question.criterion,
         question.baseline,
@@ -199,7 +199,7 @@ def _comparison(table: RateTable) -> Table:
 def _base_rates(table: RateTable) -> Table:
     """How many tokens there are, and how often ΔD > 0 whatever a criterion says."""
     reported = paper.compares_with_paper(table.question.criterion, table.question.baseline)
-    grid = _grid(
+    grid = plain_grid(
         "tokens",
         "all seeds",
         "a seed",
@@ -268,7 +268,7 @@ def _footer(table: RateTable) -> str:
 def _seeds(table: RateTable) -> Table:
     """A row a seed."""
     question = table.question
-    grid = _grid(
+    grid = plain_grid(
         "seed",
         "tokens",
         "outside",

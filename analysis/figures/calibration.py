@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from deltad.analysis.calibration import LINEAR, Calibrated, Calibration
+from deltad.analysis.calibration import Calibrated, Calibration
+from deltad.analysis.prediction import LINEAR
 from deltad.analysis.shares import Share
 from deltad.analysis.words import count, number, region, unit
 
