@@ -1,3 +1,13 @@
+from .calibration import Calibration as Calibration
+from .calibration import calibrate as calibrate
+from .calibration_forms import CALIBRATION_COLUMNS as CALIBRATION_COLUMNS
+from .comparison import Comparison as Comparison
+from .comparison import compare as compare
+from .comparison_forms import COMPARISON_COLUMNS as COMPARISON_COLUMNS
+from .condition_forms import CONDITION_COLUMNS as CONDITION_COLUMNS
+from .condition_table import ConditionTable as ConditionTable
+from .condition_table import condition_table as condition_table
+from .conditions import CONDITIONS as CONDITIONS
 from .export import PROTOCOL_COLUMNS as PROTOCOL_COLUMNS
 from .export import RATE_COLUMNS as RATE_COLUMNS
 from .figures import draw_contracting as draw_contracting
@@ -13,6 +23,9 @@ from .power import power_table as power_table
 from .question import Question as Question
 from .question import QuestionError as QuestionError
 from .rates import RateTable as RateTable
+from .sweep_forms import SWEEP_COLUMNS as SWEEP_COLUMNS
+from .sweeps import Sweep as Sweep
+from .sweeps import sweep as sweep
 from .tables import ProtocolTable as ProtocolTable
 from .tables import protocol_table as protocol_table
 from .tables import rate_table as rate_table
@@ -23,18 +36,30 @@ from .tokens import TOKEN_COLUMNS as TOKEN_COLUMNS
 from .tokens import TokenTable as TokenTable
 
 __all__ = [
+    "CALIBRATION_COLUMNS",
+    "COMPARISON_COLUMNS",
+    "CONDITIONS",
+    "CONDITION_COLUMNS",
     "POWER_COLUMNS",
     "PROTOCOL_COLUMNS",
     "RATE_COLUMNS",
+    "SWEEP_COLUMNS",
     "TOKEN_COLUMNS",
+    "Calibration",
+    "Comparison",
+    "ConditionTable",
     "Headline",
     "PowerTable",
     "ProtocolTable",
     "Question",
     "QuestionError",
     "RateTable",
+    "Sweep",
     "TokenTable",
     "as_text",
+    "calibrate",
+    "compare",
+    "condition_table",
     "draw_contracting",
     "draw_delta_d",
     "draw_paired_rates",
@@ -46,4 +71,5 @@ __all__ = [
     "rate_text",
     "read_headline",
     "save_figure",
+    "sweep",
 ]

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from deltad.commands import dumps, power, rates, recipes
+from deltad.commands import compare, dumps, power, rates, recipes
 from deltad.commands.report import report
 from deltad.commands.terminal import (
     BAD_CONTENT,
@@ -117,6 +117,9 @@ def root(
 for command in (
     rates.table,
     rates.figure4,
+    compare.compare,
+    compare.sweep,
+    compare.calibration,
     power.power,
     dumps.tokens,
     dumps.check,
