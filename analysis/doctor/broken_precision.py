@@ -21,10 +21,10 @@ from .slots import (
     Columns,
     Floats,
     Slots,
-    needs,
     normalised,
     refresh,
     rerank,
+    some_rows,
 )
 
 
@@ -35,9 +35,7 @@ def engine_noise(columns: Columns, metadata: Metadata, strength: float, rng: Gen
 
 def outliers(columns: Columns, metadata: Metadata, strength: float, rng: Generator) -> Metadata:
     """A share of tokens takes another route through experts: 1.5 nats there, bf16 elsewhere."""
-    rows = len(columns["token_id"])
-    flipped = rng.random(rows) < strength
-    needs(int(flipped.sum()), "a token routed otherwise")
+    flipped = some_rows(rng, np.ones(len(columns["token_id"]), bool), strength)
     metadata = declared(metadata, "bfloat16")
     return _same_weights(columns, metadata, np.where(flipped, 1.5, 0.03), rng)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from deltad.dumps import Metadata
 
-from .slots import BEHAVIOR, POLICIES, Columns, NothingToBreakError, needs, rerank
+from .slots import BEHAVIOR, POLICIES, Columns, NothingToBreakError, needs, rerank, some_rows
 
 Change = Callable[[Columns, Metadata, float, Generator], Metadata]
 
@@ -66,7 +66,7 @@ def fill_rest(value: float) -> Change:
 
     def fault(columns: Columns, metadata: Metadata, strength: float, rng: Generator) -> Metadata:
         ids = columns["topk_ids"]
-        rows = _some(rng, (ids >= 0).sum(axis=1) > 2, strength)
+        rows = some_rows(rng, (ids >= 0).sum(axis=1) > 2, strength)
         top_k = ids.shape[1]
         given = rng.integers(top_k // 2, top_k, len(ids))
         rest = rows[:, None] & (np.arange(top_k)[None, :] >= given[:, None]) & (ids >= 0)
@@ -85,7 +85,7 @@ def fill_unlikely(value: float) -> Change:
 
     def fault(columns: Columns, metadata: Metadata, strength: float, rng: Generator) -> Metadata:
         logs = columns["topk_behavior_logprobs"]
-        unlikely = (columns["topk_ids"] >= 0) & ~_listed(columns)
+        unlikely = (columns["topk_ids"] >= 0) & ~_listed(columns) & np.isfinite(logs)
         if unlikely.any():
             unlikely &= logs < np.quantile(logs[unlikely], strength)
         needs(int(unlikely.any(axis=1).sum()), "an entry beside the sampled token's")
@@ -101,7 +101,7 @@ def padded_vocabulary(
 ) -> Metadata:
     """Rows of the head beyond the tokenizer's ids have mass: ids ≥ n are listed, and sampled."""
     ids, token = columns["topk_ids"], columns["token_id"]
-    rows = _some(rng, (ids >= 0).sum(axis=1) > 1, strength)
+    rows = some_rows(rng, (ids >= 0).sum(axis=1) > 1, strength)
     last = np.maximum((ids >= 0).sum(axis=1) - 1, 0)
     slot = np.minimum(rng.integers(min(1, ids.shape[1] - 1), ids.shape[1], len(ids)), last)
     beyond = metadata.vocab_size + rng.integers(0, 64, len(ids))
@@ -114,7 +114,7 @@ def padded_vocabulary(
 
 def duplicated(columns: Columns, metadata: Metadata, strength: float, rng: Generator) -> Metadata:
     """The sampled token stands before the list, which holds it already."""
-    _lay_out(columns, _some(rng, _listed(columns)[:, :-1].any(axis=1), strength), drop=False)
+    _lay_out(columns, some_rows(rng, _listed(columns)[:, :-1].any(axis=1), strength), drop=False)
     return metadata
 
 
@@ -124,7 +124,7 @@ def sampled_first(
     """The sampled token stands first, whatever its rank."""
     later = ~_listed(columns)[:, 0] & (columns["topk_ids"] >= 0).any(axis=1)
     needs(int(later.sum()), "a sampled token that is not the likeliest")
-    _lay_out(columns, _some(rng, later, strength), drop=True)
+    _lay_out(columns, some_rows(rng, later, strength), drop=True)
     return metadata
 
 
@@ -133,7 +133,7 @@ def replaced_last(
 ) -> Metadata:
     """The sampled token takes the K-th's place, and the metadata says union."""
     ids = columns["topk_ids"]
-    alone = ~_listed(columns).any(axis=1) & (ids[:, -1] >= 0)
+    alone = ~_listed(columns).any(axis=1) & (ids >= 0).any(axis=1)
     needs(int(alone.sum()), "a sampled token outside the top-K")
     last = (np.arange(ids.shape[1]) == ids.shape[1] - 1)[None, :] & alone[:, None]
     for name, scalar in _ENTRIES:
@@ -167,7 +167,7 @@ def out_of_order(columns: Columns, metadata: Metadata, strength: float, rng: Gen
     """Lists come in no order, as top-k without sorting gives them, in a share of rows."""
     ids = columns["topk_ids"]
     used = ids >= 0
-    rows = _some(rng, used.sum(axis=1) > 2, strength)
+    rows = some_rows(rng, used.sum(axis=1) > 2, strength)
     keys = np.where(used, rng.random(ids.shape), 2.0)
     order = np.where(rows[:, None], np.argsort(keys, axis=1), np.arange(ids.shape[1])[None, :])
     _reorder(columns, order)
@@ -235,15 +235,7 @@ def _telling(
     """A share of the rows, of those whose log-prob is not that value already."""
     with np.errstate(invalid="ignore"):
         gap = np.abs(columns[f"{side}_logprob"] - value)
-    return _some(rng, ~(gap < _TELLING), share)
-
-
-def _some(rng: Generator, possible: Any, share: float) -> NDArray[np.bool_]:
-    """A share of all rows, drawn from the possible ones; three at least."""
-    drawn = np.where(possible, rng.random(len(possible)), np.inf)
-    needs(int(possible.sum()), "a value to replace")
-    count = min(int(possible.sum()), max(3, round(share * len(possible))))
-    return np.asarray(drawn <= np.sort(drawn)[count - 1]) & possible
+    return some_rows(rng, ~(gap < _TELLING), share)
 
 
 def _listed(columns: Columns) -> NDArray[np.bool_]:

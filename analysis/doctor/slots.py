@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 from deltad.dumps import Metadata
@@ -46,6 +47,14 @@ def needs(rows: int, what: str) -> None:
     """Refuse to call unchanged rows broken."""
     if rows < _FEWEST_ROWS:
         raise NothingToBreakError(f"{what} in at least {_FEWEST_ROWS} rows, found {rows}")
+
+
+def some_rows(rng: Generator, possible: Any, share: float) -> NDArray[np.bool_]:
+    """A share of all rows, drawn from the possible ones; three at least."""
+    drawn = np.where(possible, rng.random(len(possible)), np.inf)
+    needs(int(possible.sum()), "a value to replace")
+    count = min(int(possible.sum()), max(3, round(share * len(possible))))
+    return np.asarray((drawn <= np.sort(drawn)[count - 1]) & possible)
 
 
 @dataclass(frozen=True)

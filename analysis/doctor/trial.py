@@ -90,6 +90,8 @@ class Case:
         Of the first; NaN where nothing was found.
     estimate : float
         Of the first; NaN where it has none.
+    truth : float
+        What the estimate of the right cause should be; NaN where there is no such number.
     seeds : tuple of int
         Seeds of the dump that the case holds.
     """
@@ -101,6 +103,7 @@ class Case:
     said: tuple[str, ...]
     confidence: float
     estimate: float
+    truth: float
     seeds: tuple[int, ...]
 
     @property
@@ -205,6 +208,14 @@ class Trial(Result):
         names = dict.fromkeys(case.injection for case in self.cases)
         return {name: _share(c for c in self.cases if c.injection == name) for name in names}
 
+    def misses_by_injection(self) -> dict[str, list[float]]:
+        """Estimate − truth where the right cause was named and has such a number."""
+        misses: dict[str, list[float]] = {}
+        for case in self.cases:
+            if case.right and not math.isnan(case.truth):
+                misses.setdefault(case.injection, []).append(case.estimate - case.truth)
+        return misses
+
     def text(self) -> RenderableType:
         """The matrix, shares with intervals, and every failure."""
         from .trial_text import trial_text
@@ -222,6 +233,7 @@ class Trial(Result):
             "right": [case.right for case in cases],
             "confidence": [case.confidence for case in cases],
             "estimate": [case.estimate for case in cases],
+            "truth": [case.truth for case in cases],
             "said": [" ".join(case.said) for case in cases],
             "seeds": [" ".join(map(str, case.seeds)) for case in cases],
         }
@@ -246,6 +258,13 @@ class Trial(Result):
                 },
                 "by_injection": {
                     name: _share_object(share) for name, share in self.right_by_injection().items()
+                },
+                "estimates_off": {
+                    name: {
+                        "mean_absolute": sum(map(abs, misses)) / len(misses),
+                        "largest": max(map(abs, misses)),
+                    }
+                    for name, misses in self.misses_by_injection().items()
                 },
                 "failures": [
                     {
@@ -423,6 +442,7 @@ def _case(injection: Injection, strength: float, seeds: tuple[int, ...], answer:
         said=tuple(finding.cause for finding in answer.findings),
         confidence=math.nan if first is None else first.confidence,
         estimate=math.nan if first is None or first.estimate is None else first.estimate,
+        truth=strength if injection.estimate else math.nan,
         seeds=seeds,
     )
 

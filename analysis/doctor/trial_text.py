@@ -40,6 +40,7 @@ def trial_text(result: Trial) -> RenderableType:
             f"tried {count(result.repeats, 'time')} on seeds of this dump "
             f"(random seed {result.seed})."
         ),
+        *_estimates(result),
         *_failures(result),
         *_not_broken(result),
     )
@@ -67,6 +68,17 @@ def _matrix(result: Trial) -> Table:
             f"{number(shares[cause].share)} [{number(low)}, {number(high)}]",
         )
     return grid
+
+
+def _estimates(result: Trial) -> list[RenderableType]:
+    """How far estimates lie from what was put in."""
+    return [
+        Text(
+            f"{name}: the estimate is off by {sum(map(abs, misses)) / len(misses):.3g} on average, "
+            f"{max(map(abs, misses)):.3g} at most, in {count(len(misses), 'case')}"
+        )
+        for name, misses in result.misses_by_injection().items()
+    ]
 
 
 def _failures(result: Trial) -> list[RenderableType]:
