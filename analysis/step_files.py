@@ -21,6 +21,9 @@ from deltad.steps import STEPS, StepQuestion, StepScalars
 Place = tuple[str, int]
 """Arm and seed."""
 
+_State = tuple[int, int]
+"""Size and time of a file, which tell whether it was written since."""
+
 
 @dataclass
 class StepFiles:
@@ -46,17 +49,19 @@ class StepFiles:
     problems: dict[str, str] = field(default_factory=dict)
     _lines: dict[Path, _Lines] = field(default_factory=dict)
     _parts: dict[Path, tuple[Place, list[StepScalars]]] = field(default_factory=dict)
-    _seen: frozenset[Path] = frozenset()
+    _seen: dict[Path, _State] = field(default_factory=dict)
 
     def refresh(self) -> bool:
         """Read what is new; True if there was anything."""
         changed = False
         for path in sorted(self.run.glob(f"{STEPS}/arm=*/seed=*/rank-*.jsonl")):
             changed |= self._lines.setdefault(path, _Lines()).read(path, self.problems)
-        listed = frozenset(self.run.glob("arm=*/seed=*/part-*.parquet"))
-        if listed != self._seen:
-            self._seen = listed
-            changed = True
+        listed = {path: _state(path) for path in self.run.glob("arm=*/seed=*/part-*.parquet")}
+        for path in [path for path, state in self._seen.items() if listed.get(path) != state]:
+            changed = True  # gone, or written anew
+            self._parts.pop(path, None)
+            self.problems.pop(str(path), None)
+        self._seen = listed
         if self._unread():
             changed |= self._read_parts()
         return changed
@@ -120,7 +125,7 @@ class StepFiles:
             except (ValueError, OSError) as error:  # DumpError and CriterionError are ValueErrors
                 self._parts[part.path] = (place, [])
                 self.problems[str(part.path)] = str(error)
-        for path in self._seen - {part.path for part in parts} - set(self._parts):
+        for path in self._seen.keys() - {part.path for part in parts} - self._parts.keys():
             self.problems[str(path)] = "is not a file of a dump that can be read"
             self._parts[path] = (("", 0), [])
         return bool(new)
@@ -150,6 +155,15 @@ class StepFiles:
             here = number == each
             sums = LogprobSums.by_sequence(behavior[here], policy[here], sequence[here])
             yield replace(step, logprobs=step.logprobs + sums)
+
+
+def _state(path: Path) -> _State:
+    """Size and time of a file; zeros where it is gone already."""
+    try:
+        found = path.stat()
+    except OSError:
+        return 0, 0
+    return found.st_size, found.st_mtime_ns
 
 
 def _of_batch(

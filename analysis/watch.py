@@ -112,7 +112,7 @@ class StepTable(Result):
 
     def to_json_object(self) -> dict[str, Any]:
         """The newest step of every arm and seed with its numbers, and totals by arm."""
-        return without_nan(
+        found: dict[str, Any] = without_nan(
             {
                 "format": FORMAT,
                 "run": str(self.run),
@@ -140,6 +140,7 @@ class StepTable(Result):
                 ],
             }
         )
+        return found
 
     def total(self, arm: str) -> dict[str, float]:
         """Counts of an arm over all seeds and steps, with the rates of `RATES` they make."""

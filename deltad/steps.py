@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from deltad.divergence import DIVERGENCES
 from deltad.histogram import LogHistogram
 from deltad.logprobs import LogprobSums
 from deltad.masks import DEFAULT_THRESHOLD, CriterionError, criterion
@@ -78,6 +79,10 @@ class StepQuestion:
     def __post_init__(self) -> None:
         object.__setattr__(self, "threshold", float(self.threshold))
         object.__setattr__(self, "masked", tuple(self.masked))
+        if self.divergence not in DIVERGENCES:
+            raise CriterionError(
+                f"`divergence` must be one of {', '.join(DIVERGENCES)}, got {self.divergence!r}"
+            )
         if not self.criterion:
             object.__setattr__(self, "criterion", f"predictive-{self.divergence}-aggregated")
         if not 0 <= self.threshold < math.inf:

@@ -1,0 +1,113 @@
+"""The table of steps agrees with the table of rates, and draws what it holds."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from deltad.analysis import Question, as_text, rate_table
+from deltad.analysis.export import to_json
+from deltad.analysis.watch import BLOCKS, SHOWN, StepTable, sparkline
+from deltad.dumps import Dump
+from deltad.steps import StepQuestion
+from tests.dumps.factory import make_dump
+
+DATA = Path(__file__).parents[2] / "data_dumps"
+ARMS = ("none", "ratio", "predictive-kl-aggregated")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("watch") / "run"
+    return make_dump(folder, arms=ARMS, rows=120, drift=1.5, ranks=1, parts=1)
+
+
+@pytest.fixture(scope="module")
+def table(run: Path) -> StepTable:
+    return StepTable.of(run, StepQuestion(threshold=0.05))
+
+
+@pytest.mark.parametrize("name", ["tiny-whole", "smollm2-whole", "smollm2"])
+@pytest.mark.parametrize("divergence", ["kl", "tv"])
+def test_totals_are_those_of_the_rate_table(name: str, divergence: str) -> None:
+    if divergence == "tv" and name == "smollm2":
+        pytest.skip("its rows are thinned by KL")
+    dump = Dump.open(DATA / name)
+    table = StepTable.of(DATA / name, StepQuestion(divergence=divergence))
+    assert not table.problems
+    for arm in ARMS:
+        rates = rate_table(dump, Question(divergence=divergence, protocol=f"shared:{arm}"))
+        total = table.total(arm)
+        assert total["seeds"] == len(rates.seeds)
+        assert total["outside"] == rates.outside.tokens
+        assert total["outside_increase"] == rates.outside.increase
+        assert total["disagreement"] == rates.disagreement.tokens
+        for side in ("criterion", "baseline"):
+            summary = getattr(rates, side)
+            for count in ("kept", "unsafe", "contracting"):
+                assert total[f"{side}_{count}"] == getattr(summary, count)
+        whole = name.endswith("whole")
+        assert total.get("tokens") == (sum(s.tokens for s in rates.seeds) if whole else None)
+
+
+def test_columns_have_a_row_a_step(table: StepTable) -> None:
+    columns = table.columns()
+    assert {len(values) for values in columns.values()} == {len(table.steps)}
+    keys = list(zip(columns["arm"], columns["seed"], columns["step"], strict=True))
+    assert keys == sorted(set(keys))
+    for at, step in enumerate(table.steps):
+        assert columns["outside"][at] == step.counts["outside"]
+        assert columns["masked/ratio"][at] == step.masked["ratio"]
+    assert set(SHOWN) <= set(columns)
+
+
+def test_json_has_the_newest_step_of_every_arm_and_seed(table: StepTable) -> None:
+    found = json.loads(to_json(table.to_json_object()))
+    assert {(each["arm"], each["seed"]) for each in found["newest"]} == {
+        (arm, seed) for arm in ARMS for seed in (0, 1)
+    }
+    for each in found["newest"]:
+        newest = table.courses[each["arm"], each["seed"]][-1]
+        assert each["step"] == newest.step == 5
+        assert each["scalars"] == newest.scalars()
+        assert each["threshold"] == 0.05
+    assert [each["arm"] for each in found["totals"]] == sorted(ARMS)
+    assert found["problems"] == []
+
+
+def test_text_shows_totals_newest_steps_and_courses(table: StepTable) -> None:
+    text = as_text(table.text())
+    for arm in ARMS:
+        total = table.total(arm)
+        kept = f"{total['criterion_unsafe']:.0f} / {total['criterion_kept']:.0f}"
+        assert any(line.startswith(f" {arm}") and kept in line for line in text.splitlines())
+    assert "predictive-kl-aggregated against ratio · outside: top-K KL > 0.05 nats" in text
+    assert any(block in text for block in BLOCKS)
+    one = StepTable(table.run, table.steps, shown=("kl",), rows=1)
+    assert len(as_text(one.text()).splitlines()) < len(text.splitlines())
+    assert "k3_kl" not in as_text(one.text())
+
+
+def test_thinned_rows_are_said_to_be_so(tmp_path: Path) -> None:
+    table = StepTable.of(make_dump(tmp_path / "run", stored=("kl", 0.1)))
+    assert "Only tokens outside are stored" in as_text(table.text())
+    assert "tokens" not in table.total("none")
+
+
+def test_a_run_without_steps_says_so(tmp_path: Path) -> None:
+    assert "no step is complete yet" in as_text(StepTable.of(tmp_path).text())
+    assert StepTable.of(tmp_path).to_json_object()["newest"] == []
+
+
+def test_a_sparkline_is_as_high_as_its_numbers() -> None:
+    assert sparkline([0, 7, 0], 10) == "▁█▁"
+    assert sparkline([2.0, 2.0], 10) == "▁▁"
+    assert sparkline([math.nan, 1, 2], 10) == " ▁█"
+    assert sparkline([], 10) == ""
+    assert sparkline([math.nan], 10) == " "
+    assert sparkline([0, 0, 1, 1, 2, 2], 3) == "▁▅█"
+    assert len(sparkline(list(range(1000)), 12)) == 12
+    assert sparkline(list(range(100)), 8) == BLOCKS
