@@ -1,30 +1,34 @@
 /* The counts beside the threshold, as the analysis makes them. */
 
 function drawCounts(place, totals, asked) {
-  const put = (name, text) => {
-    for (const spot of place.querySelectorAll(`[data-count="${name}"]`))
-      if (spot.textContent !== text) spot.textContent = text;
+  /* What is written is rounded; `data-value` holds every digit. */
+  const put = (name, text, value = "") => {
+    for (const spot of place.querySelectorAll(`[data-count="${name}"]`)) {
+      spot.textContent = text;
+      spot.dataset.value = value;
+    }
   };
-  put("tokens", whole(totals.tokens));
-  put("outside", whole(totals.outside));
-  put("disagreement", whole(totals.disagreement));
+  const putCount = (name, value) => put(name, whole(value), value);
+  const putShare = (name, value) => put(name, share(value), value);
+  putCount("tokens", totals.tokens);
   for (const set of ["outside", "disagreement"]) {
     const base = totals[set] ? totals[`${set}Increase`] / totals[set] : NaN;
-    put(`${set}-base`, share(base));
-    put(`${set}-guess`, share(Math.max(base, 1 - base)));
-    put(`${set}-increase`, whole(totals[`${set}Increase`]));
+    putCount(set, totals[set]);
+    putShare(`${set}-base`, base);
+    putShare(`${set}-guess`, Math.max(base, 1 - base));
   }
   for (const side of ["criterion", "baseline"]) {
     const sum = totals[side];
     put(`${side}-name`, asked[side]);
-    for (const name of ["kept", "unsafe", "contracting"]) put(`${side}-${name}`, whole(sum[name]));
-    put(`${side}-rate`, share(sum.rate));
-    put(`${side}-seeds`, `${sum.seeds} of ${totals.seeds.length}`);
-    put(`${side}-fraction`, share(sum.contractingFraction));
+    for (const name of ["kept", "unsafe", "contracting"]) putCount(`${side}-${name}`, sum[name]);
+    putShare(`${side}-rate`, sum.rate);
+    put(`${side}-seeds`, `${sum.seeds} of ${totals.seeds.length}`, sum.seeds);
+    putShare(`${side}-fraction`, sum.contractingFraction);
   }
   const { paired } = totals;
-  put("paired", `${paired.lower} / ${paired.tied} / ${paired.higher} of ${plural(paired.seeds, "seed")}`);
-  put("difference", signedShare(paired.difference));
+  const { lower, tied, higher, seeds } = paired;
+  put("paired", `${lower} / ${tied} / ${higher} of ${plural(seeds, "seed")}`, `${lower} ${tied} ${higher}`);
+  put("difference", signedShare(paired.difference), paired.difference);
 }
 
 function drawSeeds(body, totals) {

@@ -15,10 +15,9 @@ from deltad.analysis.question import decider
 from deltad.analysis.report import Payload, build_payload
 from deltad.analysis.report.encode import QUANTUM, UNKNOWN
 from deltad.dumps import Dump, batch_tokens, scalar_tokens, write_prompts
-from tests.dumps.factory import OPTIONAL, edit_metadata, make_dump, part_files
+from tests.dumps.factory import make_dump
 
 KEY = ["seed", "step", "sequence", "position"]
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +25,11 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> Dump:
     """A dump with every optional column, rows without vectors and an empty seed."""
     path = tmp_path_factory.mktemp("payload") / "run"
     return Dump.open(
-        make_dump(path, rows=70, seeds=(0, 1, 4), empty_seeds=(4,), null_vectors=0.2, drift=1.5)
-    )
+        make_dump(
+            path, rows=70, seeds=(0, 1, 4), empty_seeds=(4,), null_vectors=0.2, drift=1.5,
+            ranks=1, row_group_size=50,
+        )
+    )  # fmt: skip
 
 
 def keys_of(payload: Payload) -> pd.DataFrame:
@@ -225,10 +227,3 @@ def test_every_column_is_named_with_its_length(dump: Dump) -> None:
     payload = build_payload(dump)
     for name, entry in payload.header["columns"].items():
         assert entry["length"] == payload.columns[name].size
-
-
-def test_rounded_logits_do_not_matter_to_the_page(tmp_path: Path) -> None:
-    path = make_dump(tmp_path / "run", optional=OPTIONAL)
-    for file in part_files(path):
-        edit_metadata(file, readout={"logits_rounded": True})
-    assert build_payload(Dump.open(path)).header["rows"] == 120

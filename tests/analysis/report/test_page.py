@@ -1,0 +1,161 @@
+"""The page as a file: what it holds, what it never reaches for, what it does when things fail."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deltad.analysis import Question, QuestionError
+from deltad.analysis.report import page, report, sections
+from deltad.analysis.report.page import SCRIPTS, filled, json_for_page
+from deltad.dumps import Dump, write_prompts
+from tests.dumps.factory import edit_value, make_dump, part_files
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{script}}&\u2028'\""
+FOLDER = Path(page.__file__).parent
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Dump:
+    """A dump whose every text tries to get out."""
+
+    def change(arm: str, seed: int, columns: dict[str, Any]) -> None:
+        columns["token"] = np.array([HOSTILE] * len(columns["token"]), dtype=object)
+
+    path = tmp_path_factory.mktemp("hostile") / "run<b>"
+    texts = {"model": HOSTILE, "tokenizer": HOSTILE, "behavior": {"engine": HOSTILE}}
+    make_dump(
+        path, arms=("none", "<i>x"), seeds=(0,), change=change, metadata=texts, ranks=1, parts=1
+    )
+    rows = [{"group": 100, "prompt": HOSTILE, "prompt_ids": [], "answer": HOSTILE}]
+    write_prompts(path, seed=0, rows=rows)
+    return Dump.open(path)
+
+
+@pytest.fixture(scope="module")
+def html(hostile: Dump) -> str:
+    """Its page."""
+    made = report(hostile)
+    assert made.failures == ()
+    return made.html
+
+
+def test_hostile_text_opens_and_ends_no_element(html: str) -> None:
+    assert html.count("<script") == html.count("</script>")
+    kinds = re.findall(r"<script ([^>]*)>", html)
+    assert [kind for kind in kinds if 'type="text/plain"' not in kind] == [
+        'type="application/json" id="deltad-header"',
+        'type="module"',
+    ]
+    assert "<img" not in html
+    assert "<i>x" not in html
+    assert "run<b>" not in html
+    assert "onerror=alert(2)&gt;" in html  # in the summary, as text
+
+
+def test_hostile_text_arrives_as_it_was(html: str, hostile: Dump) -> None:
+    found = re.search(r'id="deltad-header">(.*?)</script>', html, re.DOTALL)
+    assert found is not None
+    header = json.loads(found.group(1))
+    assert header["texts"] == [HOSTILE]
+    assert header["prompts"][0]["prompt"] == header["prompts"][0]["answer"] == HOSTILE
+    assert HOSTILE in unescape(html.partition("deltad-header")[0])
+
+
+def test_page_refers_to_nothing_outside_of_itself(html: str) -> None:
+    assert not re.search(r"https?:|//[a-z]", re.sub(r"//# .*|/\*.*?\*/|\s//\s.*", "", html))
+    assert not re.search(r"<(?:link|iframe|object|embed|base)\b|@import|url\((?!#)", html)
+    for reference in re.findall(r'(?:src|href)="([^"]*)"', html):
+        assert reference.startswith("#"), reference
+
+
+def test_only_the_script_of_the_page_may_run(html: str) -> None:
+    policy = re.search(r'Security-Policy" content="([^"]*)"', html)
+    assert policy is not None
+    assert policy.group(1).startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe-eval" not in policy.group(1)
+    script = "".join((FOLDER / f"{name}.js").read_text() for name in SCRIPTS)
+    for word in (
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacentHTML",
+        "document.write",
+        "eval(",
+        "fetch(",
+    ):
+        assert word not in script
+
+
+def test_all_scripts_of_the_folder_are_on_the_page() -> None:
+    assert sorted(SCRIPTS) == sorted(path.stem for path in FOLDER.glob("*.js"))
+
+
+def test_a_filled_slot_is_not_filled_again() -> None:
+    assert filled("{{a}} {{b}}", {"a": "{{b}}", "b": "{{a}}"}) == "{{b}} {{a}}"
+
+
+def test_json_survives_what_html_would_end() -> None:
+    value = {"text": "</script><!--&\u2028\ud800", "nan": float("nan")}
+    text = json_for_page(value)
+    assert not set("<>&\u2028") & set(text)
+    text.encode()
+    assert json.loads(text) == {"text": value["text"], "nan": None}
+
+
+def test_a_section_that_fails_is_shown_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(context: sections.Context) -> str:
+        raise RuntimeError("no <luck>")
+
+    def refused(context: sections.Context) -> str:
+        raise QuestionError("this dump cannot tell")
+
+    few = {"broken": ("Broken", "", broken), "refused": ("Refused", "Why.", refused)}
+    monkeypatch.setattr(sections, "SECTIONS", few)
+    dump = Dump.open(make_dump(tmp_path / "run", ranks=1, parts=1, rows=10))
+    made = report(dump)
+    assert [title for title, _ in made.failures] == ["Broken"]
+    assert "Not made: no &lt;luck&gt; (RuntimeError)" in made.html
+    assert '<p class="absent">this dump cannot tell</p>' in made.html
+    assert 'id="viewer"' in made.html
+
+
+def test_a_dump_with_bad_rows_has_a_page_all_the_same(tmp_path: Path) -> None:
+    path = make_dump(tmp_path / "run", ranks=1, parts=1, rows=20)
+    edit_value(next(p for p in part_files(path) if "none" in str(p)), "pre_logprob", 3, 0.5)
+    made = report(Dump.open(path))
+    failed = {title: error for title, error in made.failures}
+    assert {"Figure 4", "Tokens"} <= failed.keys()
+    assert "row 3" in str(failed["Tokens"])
+    assert "Doctor" not in failed
+    assert 'id="viewer"' not in made.html
+
+
+def test_a_question_that_the_dump_cannot_answer_is_refused(hostile: Dump) -> None:
+    with pytest.raises(QuestionError, match="there is no arm"):
+        report(hostile, Question(protocol="shared:nobody"))
+
+
+def test_a_notebook_shows_the_page_in_a_frame_of_its_own(hostile: Dump) -> None:
+    made = report(hostile)
+    shown = made._repr_html_()
+    found = re.fullmatch(r'<iframe srcdoc="([^"]*)" sandbox="([^"]*)"[^<>]*></iframe>', shown)
+    assert found is not None
+    assert unescape(found.group(1)) == made.html
+    assert "allow-same-origin" not in found.group(2)
+
+
+def test_the_package_holds_every_kind_of_file_of_the_folder() -> None:
+    import tomllib
+
+    tool = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
+    patterns = tool["tool"]["setuptools"]["package-data"]["deltad.analysis.report"]
+    kinds = {f"*{path.suffix}" for path in FOLDER.iterdir() if path.is_file()} - {"*.py"}
+    assert kinds <= set(patterns)
