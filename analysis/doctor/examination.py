@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import numpy as np
+
 from deltad.dumps import Dump
 
-from .causes import detected
+from .causes import CAUSES
 from .evidence import Evidence
-from .findings import Diagnosis, Looked
+from .findings import Diagnosis, Finding, Looked
 from .sample import LIMIT, Sample, read_sample
 
 
@@ -46,6 +49,41 @@ def examine(
         if isinstance(run, Sample)
         else read_sample(run, arm=arm, seeds=seeds, limit=limit, progress=progress)
     )
-    findings = tuple(detected(Evidence(sample)))
-    looked = Looked(sample.run, sample.arm, len(sample), sample.stored, sample.seen, 0, 0)
-    return Diagnosis(findings, looked)
+    evidence = Evidence(sample)
+    with np.errstate(all="ignore"):  # the values may be anything
+        findings = [found for cause in CAUSES.values() if (found := cause.detect(evidence))]
+    return Diagnosis(explained_away(findings), _looked(sample))
+
+
+def explained_away(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Drop what another cause explains, and put the likeliest first.
+
+    Parameters
+    ----------
+    findings : iterable of Finding
+        In the order of `CAUSES`.
+
+    Returns
+    -------
+    tuple of Finding
+        With the causes' advice.
+    """
+    kept: list[Finding] = []
+    for found in findings:
+        by = [each for each in kept if found.cause in CAUSES[each.cause].explains]
+        if not by:
+            kept.append(dataclasses.replace(found, advice=CAUSES[found.cause].advice))
+    return tuple(sorted(kept, key=lambda each: -each.confidence))
+
+
+def _looked(sample: Sample) -> Looked:
+    """What was looked at."""
+    return Looked(
+        sample.run,
+        sample.arm,
+        len(sample),
+        sample.stored,
+        sample.seen,
+        len(np.unique(sample["seed"])),
+        len(np.unique(sample["step"])),
+    )

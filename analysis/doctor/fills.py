@@ -137,9 +137,7 @@ def _constants(
     short = rounded_to(flat) is not None
     distinct, place, counts = np.unique(flat, return_inverse=True, return_counts=True)
     # Only values that are frequent enough for the mildest of the rules below.
-    candidates = np.flatnonzero(
-        (counts >= 3) & (distinct > IMPOSSIBLE) & (np.abs(distinct) > 1e-3)
-    )
+    candidates = np.flatnonzero((counts >= 3) & (distinct > IMPOSSIBLE) & (np.abs(distinct) > 1e-3))
     at = np.isin(place, candidates)
     keys = context[rows[at]]
     if values.ndim == 1:

@@ -1,0 +1,225 @@
+"""Causes of the noise kind: precision, outliers, drift along the response."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .evidence import FEWEST, Evidence, Floats
+from .fills import rounded_to
+from .findings import Finding
+
+EXPECTED: Final = {
+    "float64": 1e-5,
+    "float32": 2e-3,
+    "tf32": 0.01,
+    "float16": 0.02,
+    "bfloat16": 0.08,
+    "int8": 0.35,
+    "fp8": 0.35,
+    "float8": 0.35,
+    "int4": 1.0,
+    "fp4": 1.0,
+}
+"""Standard deviation of a log-prob (nats) that a precision explains, generously: SmolLM2's
+engines moved log-probs by 4e-2 in bfloat16 and by 0.2 in int8 on average."""
+
+SHORTER: Final = {"bfloat16": "bfloat16", "float16": "float16"}
+OUTLIER: Final = 6.0
+"""Times the bulk's standard deviation from which a row is an outlier."""
+
+EVEN: Final = 0.45
+"""Interquartile range of the log of rows' residuals below which they are one noise: a row of 20
+independent residuals alone gives 0.22, a real update's drift 1 and more."""
+
+
+def precision(evidence: Evidence) -> Finding | None:
+    """Noise beyond what the declared precision explains, in one of four patterns."""
+    return _rounded(evidence) or _noise(evidence)
+
+
+def declared(evidence: Evidence) -> tuple[str, float]:
+    """The engine's or the readout's coarser precision, and the noise it explains (nats)."""
+    behavior, readout = evidence.metadata.behavior, evidence.metadata.readout
+    names = [
+        str(each).lower()
+        for each in (
+            behavior.get("precision"), behavior.get("dtype"), behavior.get("quantization"),
+            readout.get("hidden_dtype"), readout.get("head_dtype"),
+            "bfloat16" if readout.get("logits_rounded") else None,
+        )
+        if each
+    ]  # fmt: skip
+    if not names:
+        return "not declared", EXPECTED["bfloat16"]
+    best = ("float32", EXPECTED["float32"])
+    for name in names:
+        for known, size in EXPECTED.items():
+            aliases = {known, known.replace("bfloat16", "bf16").replace("float", "fp")}
+            if any(alias in name for alias in aliases) and size > best[1]:
+                best = (name, size)
+    return best
+
+
+def _rounded(evidence: Evidence) -> Finding | None:
+    """Log-probs, or the logits before them, in a shorter type than declared."""
+    name, expected = declared(evidence)
+    if expected >= EXPECTED["bfloat16"] and name != "not declared":
+        return None
+    for column in ("topk_behavior_logprobs", "topk_pre_logprobs"):
+        values = np.asarray(evidence.sample[column], dtype=np.float32)
+        used = evidence.listed & np.isfinite(values) & ~evidence.filled(column) & (values < -1e-3)
+        if used.sum() < 5 * FEWEST:
+            continue
+        short = rounded_to(values[used])
+        if short is not None and not (
+            short == "float16" and expected >= EXPECTED["float16"] and name != "not declared"
+        ):
+            return Finding(
+                "precision", 0.97 if name != "not declared" else 0.7,
+                int(used.any(axis=1).sum()), None,
+                {"pattern": "log-probs rounded", "column": column, "fit_into": short,
+                 "declared": name,
+                 "largest_error_nats": float(np.abs(values[used]).max()) / (256 if short == "bfloat16" else 2048)},
+            )  # fmt: skip
+        share, step = _on_grid(values.astype(np.float64), used)
+        if share > 0.3:
+            return Finding(
+                "precision", 0.95 if name != "not declared" else 0.7,
+                int(used.any(axis=1).sum()), None,
+                {"pattern": "logits rounded before the log-softmax", "column": column,
+                 "differences_on_grid": share, "grid_nats": step, "declared": name},
+            )  # fmt: skip
+    return None
+
+
+def _on_grid(values: Floats, used: NDArray[np.bool_]) -> tuple[float, float]:
+    """Share of differences of the likeliest entries that are multiples of 1/64, and the step.
+
+    log p_i − log p_j is the difference of two logits: of bfloat16 logits of 4 nats or more
+    it is a multiple of 1/64 or more, which by chance is so for 1 in 200 at this tolerance.
+    """
+    rows = used[:, :4].all(axis=1) if used.shape[1] >= 4 else np.zeros(len(used), np.bool_)
+    if rows.sum() < FEWEST:
+        return 0.0, 0.0
+    gaps = np.abs(np.diff(values[rows][:, :4], axis=1)).reshape(-1)
+    gaps = gaps[gaps > 1e-3]
+    if len(gaps) < FEWEST:
+        return 0.0, 0.0
+    off = np.abs(gaps * 64 - np.round(gaps * 64)) / 64
+    share = float((off < 4e-5).mean())
+    step = 1 / 64
+    for bits in (8, 16, 32):
+        if float((np.abs(gaps * bits - np.round(gaps * bits)) / bits < 4e-5).mean()) > 0.9 * share:
+            step = 1 / bits
+            break
+    return share, step
+
+
+def _noise(evidence: Evidence) -> Finding | None:
+    """Residuals that are one even noise over all rows, or that twins do not share."""
+    name, expected = declared(evidence)
+    sizes, rows = residuals(evidence)
+    twin, pairs, side = twin_noise(evidence)
+    common: dict[str, Any] = {"declared": name, "explained_nats": expected}
+    if pairs >= 5:
+        common |= {"twins": pairs, "twin_noise_nats": twin, "twin_side": side}
+    if pairs >= 5 and twin > expected:
+        common |= {"median_residual_nats": float(np.median(sizes)) if len(sizes) else None}
+        return Finding(
+            "precision", 0.95, len(evidence), twin,
+            {"pattern": "rows of the same prefix differ", **common},
+        )  # fmt: skip
+    if len(sizes) < FEWEST:
+        return None
+    position = np.asarray(evidence.sample["position"])[rows]
+    bulk = float(np.median(sizes))
+    if bulk < 1e-6:
+        return None
+    logs = np.log(np.maximum(sizes, 1e-9))
+    within = logs - _by_position(logs, position)
+    spread = float(np.subtract(*np.quantile(within, [0.75, 0.25])))
+    if spread > EVEN or bulk > 0.6:
+        return None
+    common |= {"residual_nats": bulk, "spread_of_rows": spread}
+    if bulk > expected:
+        symmetric = float(np.mean(np.sign(_signed(evidence))))
+        return Finding(
+            "precision", 0.9, len(evidence), bulk,
+            {"pattern": "even noise", "mean_sign": symmetric, **common},
+        )  # fmt: skip
+    growth = _growth(logs, position)
+    far = sizes > OUTLIER * np.exp(_by_position(logs, position))
+    if growth > 3 and float(np.quantile(sizes, 0.9)) > expected:
+        return Finding(
+            "precision", 0.85, len(evidence), float(np.quantile(sizes, 0.9)),
+            {"pattern": "noise grows along the response", "growth": growth, **common},
+        )  # fmt: skip
+    share = float(far.mean())
+    if far.sum() >= 3 and 0.002 < share < 0.2 and float(np.median(sizes[far])) > expected:
+        return Finding(
+            "precision", 0.85, int(far.sum()), float(np.median(sizes[far])),
+            {"pattern": "few rows far out, the rest even", "share": share, **common},
+        )  # fmt: skip
+    return None
+
+
+def residuals(evidence: Evidence) -> tuple[Floats, NDArray[np.int64]]:
+    """Standard deviation of log π − log μ over a row's usable slots (nats), and the rows."""
+    rows = evidence.rows
+    gap = np.where(evidence.usable[rows], evidence.pi[rows] - evidence.mu[rows], np.nan)
+    if not len(rows):
+        return np.zeros(0), rows
+    # Half the interquartile range against a single slot far out.
+    return np.nanstd(gap, axis=1), rows
+
+
+def twin_noise(evidence: Evidence) -> tuple[float, int, str]:
+    """Median over pairs of twins of the noise of a log-prob (nats), pairs, and which side."""
+    best, pairs, side = 0.0, 0, ""
+    for name, logs in (("behavior", evidence.mu), ("policy", evidence.pi)):
+        found = []
+        for rows in evidence.twins:
+            first = rows[0]
+            for other in rows[1:]:
+                a, b = evidence.ids[first], evidence.ids[other]
+                same = (a[:, None] == b[None, :]) & evidence.usable[first][:, None]
+                same &= evidence.usable[other][None, :]
+                at, to = np.nonzero(same)
+                if len(at) >= 3:
+                    found.append(float(np.std(logs[first][at] - logs[other][to])) / np.sqrt(2))
+        if found:
+            middle = float(np.median(found))
+            pairs = len(found)
+            if middle >= best:
+                best, side = middle, name
+    return best, pairs, side
+
+
+def _by_position(logs: Floats, position: NDArray[np.int32]) -> Floats:
+    """Median of the rows at each position, or of all rows where few share it."""
+    found = np.full(len(logs), np.median(logs))
+    for each in np.unique(position):
+        mine = position == each
+        if mine.sum() >= 12:
+            found[mine] = np.median(logs[mine])
+    return found
+
+
+def _growth(logs: Floats, position: NDArray[np.int32]) -> float:
+    """How many times larger the residuals are at the end of responses than at their start."""
+    places = np.unique(position)
+    if len(places) < 3:
+        return 1.0
+    low, high = np.quantile(position, [0.25, 0.75])
+    first, last = logs[position <= low], logs[position >= max(high, low + 1)]
+    if len(first) < 10 or len(last) < 10:
+        return 1.0
+    return float(np.exp(np.median(last) - np.median(first)))
+
+
+def _signed(evidence: Evidence) -> Floats:
+    """log π − log μ of usable slots."""
+    return np.asarray((evidence.pi - evidence.mu)[evidence.usable])
