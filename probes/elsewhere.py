@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
@@ -19,10 +20,12 @@ from torch.autograd import forward_ad
 from deltad.divergence import DIVERGENCES
 from deltad.support import topk_support
 
-from .forward import Forward, again
+from .errors import ProbeError
+from .forward import again
 from .head import Head
 from .microbatch import MicroBatch
 from .readout import full_precision
+from .replay import attention_kernels
 
 T = TypeVar("T")
 Parameters = Mapping[str, Tensor]
@@ -61,6 +64,15 @@ class Elsewhere:
         result: T = torch.func.functional_call(self._within, named, (function,))
         return result
 
+    def differentiate(self, parameters: Parameters, function: Callable[[], T]) -> T:
+        """Call a function that makes forwards and backwards, as `run` does.
+
+        What a checkpoint recomputes in a backward then comes from these parameters and by the
+        kernels of the forward.
+        """
+        with attention_kernels(_MATH):
+            return self.run(parameters, function)
+
     def slope(
         self, batch: MicroBatch, divergence: str, parameters: Parameters, direction: Parameters
     ) -> Tensor:
@@ -87,15 +99,10 @@ class Elsewhere:
         RuntimeError
             A part of the model has no forward-mode derivative.
         """
-        forward = _need(batch.forward)
-        plain = dataclasses.replace(
-            forward, call=dataclasses.replace(forward.call, attention=_MATH)
-        )
-
         autodiff: Any = forward_ad  # torch leaves it untyped
 
         def read() -> Tensor:
-            hidden = again(plain, self._head.module, grad=False, graph=True).hidden
+            hidden = self.hidden(batch, None, grad=False)
             selected = batch.select(hidden)
             slopes = []
             for start in range(0, batch.size, self._token_chunk):
@@ -113,11 +120,40 @@ class Elsewhere:
 
         # Not torch.func.jvp, within which generators can be neither read nor put back.
         with autodiff.dual_level():
-            duals = {
-                name: autodiff.make_dual(parameters[name].detach(), each)
-                for name, each in direction.items()
-            }
+            with warnings.catch_warnings():  # the first dual makes torch script its own rules
+                warnings.simplefilter("ignore", DeprecationWarning)
+                duals = {
+                    name: autodiff.make_dual(parameters[name].detach(), each)
+                    for name, each in direction.items()
+                }
             return self.run({**parameters, **duals}, read)
+
+    def hidden(self, batch: MicroBatch, batch_rows: Tensor | None, *, grad: bool) -> Tensor:
+        """Make the training forward again, to be differentiated.
+
+        Parameters
+        ----------
+        batch : MicroBatch
+            With its training forward.
+        batch_rows : Tensor of int, optional
+            Make it of these rows of the batch alone.
+        grad : bool
+            Whether a backward will follow.
+
+        Returns
+        -------
+        Tensor
+            What enters the head, by attention kernels that can be differentiated in every way.
+        """
+        forward = batch.forward
+        if forward is None:
+            raise ProbeError("the micro-batch's training forward is gone")
+        if batch_rows is not None:
+            forward = forward.of_rows(batch_rows, batch.tokens.response_mask.shape[0])
+        forward = dataclasses.replace(
+            forward, call=dataclasses.replace(forward.call, attention=_MATH)
+        )
+        return again(forward, self._head.module, grad=grad, graph=True).hidden
 
     def logprobs(self, batch: MicroBatch, hidden: Tensor, rows: Tensor) -> Tensor:
         """Log-probs at each row's ids, the sampled token last, differentiable.
@@ -226,10 +262,3 @@ class _Within(nn.Module):
     def forward(self, function: Callable[[], Any]) -> Any:
         """Call it."""
         return function()
-
-
-def _need(forward: Forward | None) -> Forward:
-    """Take the training forward of a micro-batch that has one."""
-    if forward is None:
-        raise RuntimeError("the micro-batch's training forward is gone")
-    return forward

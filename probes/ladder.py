@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from deltad.masks import DEFAULT_THRESHOLD, CriterionError, criterion
 
 from .elsewhere import Elsewhere, inner, length, moved, reduced_divergence
 from .errors import ProbeError
-from .forward import again
 from .head import Head
 from .microbatch import MicroBatch
 from .reading import PolicyReader
@@ -41,6 +40,9 @@ LADDER_COLUMNS: Final = (
 TENTH: Final = 0.1
 TRIPLE: Final = 3.0
 
+# A batch's gradient is steep: as far along it as along the step, D has long turned.
+_NEAR: Final = 0.02
+
 JVP: Final = "jvp"
 DIFFERENCE: Final = "central difference"
 FORWARD: Final = "forward"
@@ -52,9 +54,16 @@ WHOLE: Final = "gradients, whole micro-batches"
 _SAME_FORWARD: Final = {torch.float64: 1e-6, torch.float32: 1e-3}
 _SAME_FORWARD_ROUNDED: Final = 0.1
 
+# Numbers that the gradients of one sequence may hold together, 128 MB in float64.
+_TOGETHER: Final = 1 << 24
+
+_SAME_ROWS: Final = (
+    "sequence", "position", "token_id", "advantage", "behavior_logprob", "pre_logprob", "topk_ids",
+    "topk_behavior_logprobs", "topk_pre_logprobs",
+)  # fmt: skip
+
 Slopes = NDArray[np.float64]
 Derivative = Literal["auto", "jvp", "difference"]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -178,6 +187,7 @@ class Climber:
         self._difference = ladder.derivative == "difference"
         self._jvp_worked = False
         self._alone = True
+        self._same: _SameState | None = None
         self._methods: dict[str, str] = {}
         self._reasons: dict[str, str] = {}
 
@@ -245,9 +255,9 @@ class Climber:
         update = {name: each for name, each in update.items() if bool(each.any())}
         known = [self._divergence(batch, batch.rows, "pre") for batch in batches]
         samples = self._sample(batches, known, step)
+        slopes = self._own(batches, before, samples, step)
         found = []
-        for batch, d_pre, sample in zip(batches, known, samples, strict=True):
-            own, sequence = self._own(batch, before, sample)
+        for batch, d_pre, (own, sequence) in zip(batches, known, slopes, strict=True):
             columns = {
                 "linear_delta": self._slope("update", batch, before, update, update),
                 "linear_delta_own": own,
@@ -336,12 +346,14 @@ class Climber:
         direction: Mapping[str, Tensor],
         update: Mapping[str, Tensor],
     ) -> Slopes:
-        """Central difference, as far out as a tenth of the step; a whole one in half precision."""
-        size, far = length(direction), length(update) or 1e-4 * length(before)
+        """Central difference, out to a small part of the step's length."""
+        size, far = length(direction), length(update) or 1e-3 * length(before)
         if not size:
             return np.zeros(batch.size)
-        wide = all(each.dtype.itemsize >= 4 for each in before.values())
-        by = (TENTH if wide else 1.0) * far / size
+        part = TENTH if direction is update else _NEAR
+        if any(each.dtype.itemsize < 4 for each in before.values()):
+            part = 1.0  # half precision cannot hold less
+        by = part * far / size
         ends = [self._at(batch, moved(before, direction, sign * by)) for sign in (1.0, -1.0)]
         return (ends[0] - ends[1]) / (2 * by)
 
@@ -370,39 +382,56 @@ class Climber:
             return self._divergence(batch, rows, "post")
 
     def _own(
-        self, batch: MicroBatch, before: Mapping[str, Tensor], sample: NDArray[np.intp]
-    ) -> tuple[Slopes, Slopes]:
+        self,
+        batches: Sequence[MicroBatch],
+        before: Mapping[str, Tensor],
+        samples: Sequence[NDArray[np.intp]],
+        step: int,
+    ) -> list[tuple[Slopes, Slopes]]:
         """Slopes of D along the token's own gradient and along its sequence's."""
-        own, whole = np.full(batch.size, np.nan), np.full(batch.size, np.nan)
-        if not len(sample):
-            return own, whole
-        leaves = {
-            name: each.detach().requires_grad_(each.is_floating_point())
-            for name, each in before.items()
-        }
+        if self._same is not None and self._same.holds(batches, before, step):
+            products = self._same.products
+        else:
+            self._same = None  # an arm before this one is not kept beside it
+            leaves = {
+                name: each.detach().requires_grad_(each.is_floating_point())
+                for name, each in before.items()
+            }
+            products = [
+                self._products(batch, leaves, sample) if len(sample) else []
+                for batch, sample in zip(batches, samples, strict=True)
+            ]
+            if all(each.gradients is None for part in products for each in part):
+                self._same = _SameState(step, [_key(batch) for batch in batches], before, products)
+        return [
+            _along(batch, part, self.ladder.ratio_cap)
+            for batch, part in zip(batches, products, strict=True)
+        ]
+
+    def _products(
+        self, batch: MicroBatch, leaves: Mapping[str, Tensor], sample: NDArray[np.intp]
+    ) -> list[_Products]:
+        """Inner products of the gradients of D and of log π_k, sequence by sequence."""
         sequence = batch.rows["sequence"]
         groups = [np.flatnonzero(sequence == each) for each in np.unique(sequence[sample])]
-
-        def alone() -> None:
-            for members in groups:
-                self._of_sequences(batch, leaves, [members], sample, own, whole, alone=True)
-
-        def together() -> None:
-            self._of_sequences(batch, leaves, groups, sample, own, whole, alone=False)
-
         if self._alone:
             try:
-                self._elsewhere.run(leaves, alone)
+                return self._elsewhere.differentiate(
+                    leaves,
+                    lambda: [
+                        each
+                        for group in groups
+                        for each in self._of_sequences(batch, leaves, [group], sample, alone=True)
+                    ],
+                )
             except torch.OutOfMemoryError:
                 raise
             except (ProbeError, RuntimeError, ValueError, IndexError) as error:
                 self._alone = False
                 self._reasons["own"] = _first_line(error)
-        if not self._alone:
-            own[:], whole[:] = np.nan, np.nan
-            self._elsewhere.run(leaves, together)
-        self._methods["own"] = self._methods["sequence"] = ALONE if self._alone else WHOLE
-        return own, whole
+        return self._elsewhere.differentiate(
+            leaves, lambda: self._of_sequences(batch, leaves, groups, sample, alone=False)
+        )
 
     def _of_sequences(
         self,
@@ -410,22 +439,15 @@ class Climber:
         leaves: Mapping[str, Tensor],
         groups: Sequence[NDArray[np.intp]],
         sample: NDArray[np.intp],
-        own: Slopes,
-        whole: Slopes,
         *,
         alone: bool,
-    ) -> None:
-        """Fill in the slopes of some sequences' tokens, from one forward of them."""
-        forward = batch.forward
-        if forward is None:
-            raise ProbeError("the micro-batch's training forward is gone")
+    ) -> list[_Products]:
+        """Inner products of some sequences' gradients, from one forward of them."""
         members = torch.from_numpy(np.concatenate(groups))
         rows = batch.batch_rows(members) if alone else None
-        if rows is not None:
-            forward = forward.of_rows(rows, batch.tokens.response_mask.shape[0])
-        hidden = self._reader.undisturbed(
-            lambda: again(forward, self._head.module, grad=True, graph=True).hidden
-        )
+        hidden = self._reader.undisturbed(lambda: self._elsewhere.hidden(batch, rows, grad=True))
+        self._methods["own"] = self._methods["sequence"] = ALONE if alone else WHOLE
+        size = sum(each.numel() for each in leaves.values())
         with torch.enable_grad():
             selected = batch.select_of(hidden, members, rows)
             logprobs = self._elsewhere.logprobs(batch, selected, members)
@@ -433,28 +455,125 @@ class Climber:
                 _refuse_another_forward(batch, members, logprobs, hidden.dtype)
             divergences = reduced_divergence(batch, self.ladder.divergence, members, logprobs)
             sampled = logprobs[:, -1]
-            push = torch.from_numpy(_push(batch.rows, self.ladder.ratio_cap)[members.numpy()])
-            kept = torch.from_numpy(batch.rows["in_loss"][members.numpy()])
-            push, kept = push.to(sampled.device), kept.to(sampled.device)
-            inputs = tuple(leaves.values())
-
-            def gradient(of: Tensor) -> tuple[Tensor | None, ...]:
-                return torch.autograd.grad(of, inputs, retain_graph=True, allow_unused=True)
-
-            start = 0
+            found, start = [], 0
             for group in groups:
                 part = slice(start, start + len(group))
                 start += len(group)
-                mine = kept[part]
-                taking_part = (push[part] * sampled[part])[mine].sum() if bool(mine.any()) else None
-                of_sequence = None if taking_part is None else gradient(taking_part)
-                for place, row in enumerate(group.tolist(), part.start):
-                    if row not in sample:
-                        continue
-                    slope = gradient(divergences[place])
-                    weight = float(push[place])
-                    own[row] = weight * inner(gradient(sampled[place]), slope) if weight else 0.0
-                    whole[row] = 0.0 if of_sequence is None else inner(of_sequence, slope)
+                wanted = np.flatnonzero(np.isin(group, sample))
+                heads = divergences[part][torch.from_numpy(wanted).to(divergences.device)]
+                small = size * (len(group) + len(wanted)) <= _TOGETHER
+                make = _all_products if small else _few_products
+                found.append(make(batch, group, wanted, sampled[part], heads, leaves, self.ladder))
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Products:
+    """Inner products of the gradients of one sequence.
+
+    `gradients` is None where `matrix` holds <∇ log π_k of the member, ∇D of the wanted> of shape
+    (wanted, member); in a large model it holds the two slopes of each wanted token instead.
+    """
+
+    group: NDArray[np.intp]
+    wanted: NDArray[np.intp]
+    matrix: Slopes
+    gradients: tuple[Slopes, Slopes] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _SameState:
+    """The products at one state, which further arms branch from."""
+
+    step: int
+    keys: list[tuple[NDArray[Any], ...]]
+    before: Mapping[str, Tensor]
+    products: list[list[_Products]]
+
+    def holds(self, batches: Sequence[MicroBatch], before: Mapping[str, Tensor], step: int) -> bool:
+        """Whether these are the same tokens, read at the same parameters."""
+        return (
+            step == self.step
+            and len(batches) == len(self.keys)
+            and all(
+                np.array_equal(ours, theirs, equal_nan=ours.dtype.kind == "f")
+                for batch, key in zip(batches, self.keys, strict=True)
+                for ours, theirs in zip(_key(batch), key, strict=True)
+            )
+            and before.keys() == self.before.keys()
+            and all(torch.equal(each, self.before[name]) for name, each in before.items())
+        )
+
+
+def _key(batch: MicroBatch) -> tuple[NDArray[Any], ...]:
+    """What the products of a micro-batch rest on beside the parameters."""
+    return tuple(batch.rows[name] for name in _SAME_ROWS)
+
+
+def _all_products(
+    batch: MicroBatch,
+    group: NDArray[np.intp],
+    wanted: NDArray[np.intp],
+    sampled: Tensor,
+    heads: Tensor,
+    leaves: Mapping[str, Tensor],
+    ladder: Ladder,
+) -> _Products:
+    """All gradients of a sequence in one batched backward, and all their inner products."""
+    outputs = torch.cat([sampled, heads])
+    gradients = torch.autograd.grad(
+        outputs,
+        tuple(leaves.values()),
+        torch.eye(len(outputs), dtype=outputs.dtype, device=outputs.device),
+        retain_graph=True,
+        allow_unused=True,
+        is_grads_batched=True,
+    )
+    rows = torch.cat([each.flatten(1).double() for each in gradients if each is not None], 1)
+    pushes, slopes = rows[: len(group)], rows[len(group) :]
+    return _Products(group, wanted, (slopes @ pushes.t()).cpu().numpy())
+
+
+def _few_products(
+    batch: MicroBatch,
+    group: NDArray[np.intp],
+    wanted: NDArray[np.intp],
+    sampled: Tensor,
+    heads: Tensor,
+    leaves: Mapping[str, Tensor],
+    ladder: Ladder,
+) -> _Products:
+    """One gradient after the other, for models of which not many gradients fit the memory."""
+    inputs = tuple(leaves.values())
+    push = _push(batch.rows, ladder.ratio_cap)[group]
+    weights = torch.from_numpy(np.where(batch.rows["in_loss"][group], push, 0.0))
+
+    def gradient(of: Tensor) -> tuple[Tensor | None, ...]:
+        return torch.autograd.grad(of, inputs, retain_graph=True, allow_unused=True)
+
+    of_sequence = gradient((weights.to(sampled.device) * sampled).sum())
+    own, whole = np.zeros(len(wanted)), np.zeros(len(wanted))
+    for place, member in enumerate(wanted.tolist()):
+        slope = gradient(heads[place])
+        whole[place] = inner(of_sequence, slope)
+        own[place] = push[member] * inner(gradient(sampled[member]), slope)
+    return _Products(group, wanted, np.empty((0, 0)), (own, whole))
+
+
+def _along(
+    batch: MicroBatch, products: Sequence[_Products], cap: float | None
+) -> tuple[Slopes, Slopes]:
+    """Slopes along own and sequence's gradient in the rows' order; NaN outside the sample."""
+    own, whole = np.full(batch.size, np.nan), np.full(batch.size, np.nan)
+    push, in_loss = _push(batch.rows, cap), batch.rows["in_loss"]
+    for each in products:
+        at = each.group[each.wanted]
+        if each.gradients is not None:
+            own[at], whole[at] = each.gradients
+        else:
+            own[at] = push[at] * each.matrix[np.arange(len(at)), each.wanted]
+            whole[at] = each.matrix @ np.where(in_loss[each.group], push[each.group], 0.0)
+    return own, whole
 
 
 def _priority(batch: MicroBatch, d_pre: Slopes, ladder: Ladder) -> NDArray[np.int64]:

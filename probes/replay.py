@@ -209,7 +209,7 @@ class Call:
             stack.callback(after.restore)
             stack.enter_context(own_buffers(self.module, buffers))
             stack.enter_context(_modes(self.module, self.training))
-            stack.enter_context(_attention(self.attention))
+            stack.enter_context(attention_kernels(self.attention))
             for kind, enabled, dtype in self.autocast:
                 # Without its cache: it may hold casts of the weights before the step, and must
                 # not be left with casts that carry no gradient.
@@ -272,8 +272,8 @@ def _modes(module: nn.Module, training: tuple[bool, ...]) -> Iterator[None]:
 
 
 @contextmanager
-def _attention(allowed: tuple[bool, ...]) -> Iterator[None]:
-    """Allow the kernels of scaled_dot_product_attention."""
+def attention_kernels(allowed: tuple[bool, ...]) -> Iterator[None]:
+    """Allow these kernels of scaled_dot_product_attention within the block, and no others."""
     cuda = torch.backends.cuda
     before = [getattr(cuda, f"{name}_sdp_enabled")() for name in _SDP]
     try:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 RECIPE_NAMES: Final = ("tiny", "smollm2")
 FAILED: Final = 1
 
+LADDER_TOKENS: Final = 64
+"""Tokens a step whose own gradients the ladder takes, unless a number is given."""
+
 Seeds = Annotated[
     int | None, typer.Option(min=1, help="Record the seeds from 0 to one below this number.")
 ]
@@ -70,6 +73,8 @@ def record_dump(
     resume: bool,
     store: str,
     quiet: bool,
+    ladder: bool = False,
+    ladder_tokens: int | None = None,
 ) -> None:
     """Record a dump; an interruption or a failed seed ends the command with a sentence.
 
@@ -77,6 +82,9 @@ def record_dump(
     ----------
     recipe, folder, seeds, workers, resume, store, quiet
         See `deltad.probes.recipes.record`.
+    ladder, ladder_tokens
+        Whether the ladder is measured, and with the gradients of how many tokens a step; giving
+        the number asks for the ladder.
 
     Raises
     ------
@@ -94,6 +102,7 @@ def record_dump(
                 workers=workers,
                 resume=resume,
                 store=store,
+                ladder_tokens=LADDER_TOKENS if ladder and ladder_tokens is None else ladder_tokens,
                 quiet=quiet,
             )
     except KeyboardInterrupt:
@@ -162,6 +171,14 @@ def _own_parameters(recipe: type[Recipe]) -> dict[str, tuple[Any, Any]]:
         help="Record the seeds from 0 to one below this number.",
         show_default=str(recipe.default_seeds),
     )
+    ladder = typer.Option(
+        "--ladder", help="Measure the ladder of each step: where the sign of ΔD is lost."
+    )
+    ladder_tokens = typer.Option(
+        min=0,
+        help="Tokens a step whose own and whose sequence's gradient the ladder takes.",
+        show_default=f"{LADDER_TOKENS} with --ladder",
+    )
     store = typer.Option(metavar="above|all", help="Store tokens with D > 0.05, or all.")
     return {
         "run": (Annotated[Path, run], inspect.Parameter.empty),
@@ -170,6 +187,8 @@ def _own_parameters(recipe: type[Recipe]) -> dict[str, tuple[Any, Any]]:
         "workers": (Workers, None),
         "resume": (Resume, False),
         "store": (Annotated[str, store], "above"),
+        "ladder": (Annotated[bool, ladder], False),
+        "ladder_tokens": (Annotated[int | None, ladder_tokens], None),
         "quiet": (Quiet, False),
     }
 

@@ -19,6 +19,7 @@ from deltad.dumps.tokens import batch_tokens
 from deltad.masks import criterion
 from deltad.probes.arms import ZERO_STEP, Snapshot, branch
 from deltad.probes.behavior import ResponseTokens
+from deltad.probes.ladder import Ladder
 from deltad.probes.microbatch import MicroBatch, Rows
 from deltad.probes.probe import UpdateProbe
 from deltad.probes.recorder import Recorder
@@ -68,7 +69,15 @@ class Chain:
         optimizer.zero_grad(set_to_none=True)
         return cls(recipe, world, policy, optimizer, Snapshot(policy, optimizer))
 
-    def record(self, run: Path, seed: int, stored: Mapping[str, Any], report: Report) -> None:
+    def record(
+        self,
+        run: Path,
+        seed: int,
+        stored: Mapping[str, Any],
+        report: Report,
+        *,
+        ladder_tokens: int | None = None,
+    ) -> None:
         """Record one seed into a dump.
 
         Parameters
@@ -82,6 +91,9 @@ class Chain:
             tokens too.
         report
             Told what goes on.
+        ladder_tokens
+            Measure the ladder of every step, with the gradients of so many tokens; None for no
+            ladder.
 
         Raises
         ------
@@ -95,6 +107,7 @@ class Chain:
         if whole:
             write_prompts(run, seed=seed, rows=prompt_rows(groups))
 
+        ladder = self._ladder(ladder_tokens, seed, stored)
         recorder = Recorder(
             run,
             seed=seed,
@@ -104,6 +117,7 @@ class Chain:
                 vocab_size=world.vocab_size,
                 readout=probe.readout_metadata,
                 stored=stored,
+                ladder=probe.ladder_metadata if ladder and ladder.measures(arm) else None,
             ),
             existing="replace",
         )
@@ -121,6 +135,7 @@ class Chain:
             temperature=recipe.temperature,
             token_chunk=TOKEN_CHUNK,
             vocab_chunk=VOCAB_CHUNK,
+            ladder=ladder,
         )
         with recorder, probe:
             for index, (minibatch, tokens) in enumerate(batches):
@@ -137,6 +152,22 @@ class Chain:
                         probe=probe,
                     )
                 report("updates", (index + 1) / len(batches))
+
+    def _ladder(self, tokens: int | None, seed: int, stored: Mapping[str, Any]) -> Ladder | None:
+        """What the probe measures of the ladder; nothing of tokens that are not stored."""
+        recipe = self.recipe
+        if tokens is None:
+            return None
+        return Ladder(
+            tokens=tokens,
+            divergence=recipe.divergence,
+            threshold=recipe.threshold,
+            least=stored.get("threshold", 0.0)
+            if stored.get("divergence") == recipe.divergence
+            else 0.0,
+            seed=seed,
+            ratio_cap=recipe.ratio_cap,
+        )
 
     def _measured_step(
         self, probe: UpdateProbe, minibatch: Minibatch, tokens: ResponseTokens, arm: str

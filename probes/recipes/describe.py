@@ -24,6 +24,7 @@ def describe(
     vocab_size: int,
     readout: Mapping[str, Any],
     stored: Mapping[str, Any],
+    ladder: Mapping[str, Any] | None = None,
 ) -> Metadata:
     """Describe an arm's files: the dump's metadata, with the whole recipe.
 
@@ -39,11 +40,13 @@ def describe(
         How the policy was read, as the probe tells it.
     stored
         Which rows are kept.
+    ladder
+        How the arm's ladder was measured, as the probe tells it; None without one.
 
     Returns
     -------
     Metadata
-        The recipe's fields are under the key `recipe`.
+        The recipe's fields are under the key `recipe`, the ladder under `ladder`.
     """
     facts = recipe.model_facts()
     return Metadata(
@@ -75,7 +78,7 @@ def describe(
             name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")
         }
         | {"python": platform.python_version()},
-        extra={"recipe": recipe.to_json()},
+        extra={"recipe": recipe.to_json()} | ({} if ladder is None else {"ladder": dict(ladder)}),
     )
 
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as Bars
 
+ZERO_STEP = "zero-step"
+"""`deltad.probes.arms.ZERO_STEP`, without torch."""
+
 STORED: Mapping[str, Mapping[str, Any]] = {
     "above": {"rule": "above", "divergence": "kl", "threshold": 0.05},
     "all": {"rule": "all"},
@@ -36,6 +39,7 @@ class RecordJob:
     recipe: Recipe
     folder: Path
     stored: Mapping[str, Any]
+    ladder_tokens: int | None = None
 
     def prepare(self, report: Report) -> None:
         """Do what all seeds share."""
@@ -48,7 +52,9 @@ class RecordJob:
 
         _use_one_thread()
         chain = Chain.load(self.recipe, report)
-        return lambda seed, report: chain.record(self.folder, seed, self.stored, report)
+        return lambda seed, report: chain.record(
+            self.folder, seed, self.stored, report, ladder_tokens=self.ladder_tokens
+        )
 
 
 def record(
@@ -59,6 +65,7 @@ def record(
     workers: int | None = None,
     resume: bool = False,
     store: str = "above",
+    ladder_tokens: int | None = None,
     quiet: bool = False,
 ) -> list[int]:
     """Record a recipe's seeds into a dump.
@@ -79,6 +86,9 @@ def record(
     store
         "above" keeps the tokens with D above 0.05 nats (KL), "all" keeps every token and adds
         decoded tokens and prompts.
+    ladder_tokens
+        Measure the ladder of every step of every arm but zero-step, with the own and the
+        sequence's gradient of so many of a step's stored tokens; None for no ladder.
     quiet
         No progress bar.
 
@@ -103,18 +113,20 @@ def record(
     wanted = _wanted(recipe, seeds)
     if workers is not None and workers < 0:
         raise RecipeError(f"`workers` must be at least 0, got {workers}")
+    if ladder_tokens is not None and ladder_tokens < 0:
+        raise RecipeError(f"`ladder_tokens` must be at least 0, got {ladder_tokens}")
     if not resume and folder.exists() and any(folder.iterdir()):
         raise RecipeError(
             f"{folder} is not empty: resume it, or choose another folder for a new dump"
         )
     if resume:
-        _refuse_another_recipe(recipe, stored, folder)
+        _refuse_another_recipe(recipe, stored, ladder_tokens, folder)
     missing = [seed for seed in wanted if not is_complete(recipe, folder, seed)]
     if not missing:
         return []
     folder.mkdir(parents=True, exist_ok=True)
     count = default_workers() if workers is None else workers
-    job = RecordJob(recipe, folder, stored)
+    job = RecordJob(recipe, folder, stored, ladder_tokens)
     try:
         with _progress(recipe.name, missing, quiet=quiet) as watch, _threads_put_back(count == 0):
             run(job, missing, workers=count, watch=watch)
@@ -142,14 +154,19 @@ def _wanted(recipe: Recipe, seeds: int | Iterable[int] | None) -> list[int]:
     return found
 
 
-def _refuse_another_recipe(recipe: Recipe, stored: Mapping[str, Any], folder: Path) -> None:
+def _refuse_another_recipe(
+    recipe: Recipe, stored: Mapping[str, Any], ladder_tokens: int | None, folder: Path
+) -> None:
     """Refuse a dump that was recorded otherwise, naming the first field that differs."""
-    now = recipe.to_json() | {"stored": dict(stored)}
+    now = recipe.to_json() | {"stored": dict(stored), "ladder_tokens": ladder_tokens}
     for path, metadata in _recorded(folder):
         before = metadata.extra.get("recipe")
         if not isinstance(before, dict):
             raise RecipeError(f"{path} was not recorded by a recipe: choose another folder")
-        then = before | {"stored": dict(metadata.stored)}
+        ladder = metadata.extra.get("ladder") or {}
+        then = before | {"stored": dict(metadata.stored), "ladder_tokens": ladder.get("tokens")}
+        if path.parent.parent.name == f"arm={ZERO_STEP}":  # has no ladder in any case
+            then["ladder_tokens"] = ladder_tokens
         for field in [*now, *then]:
             if then.get(field) != now.get(field):
                 raise RecipeError(
