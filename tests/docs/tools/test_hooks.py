@@ -1,4 +1,4 @@
-"""Notebooks and equations, as the site shows them."""
+"""Notebooks, equations and docstrings, as the site shows them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 import json
 from pathlib import Path
 
+from docs.tools.docstrings import displayed
 from docs.tools.elsewhere import as_page
 from docs.tools.equations import on_page_content
 
@@ -51,3 +52,8 @@ def test_equations_become_mathml_and_nothing_else_changes() -> None:
     assert 'display="block"' in found
     assert "arithmatex" not in found
     assert found.endswith("<code>\\(c\\)</code>")
+
+
+def test_math_directives_of_docstrings_become_equations() -> None:
+    text = "Words.\n\n    .. math:: a =\n        b\n\n    with c\n\n.. math:: d"
+    assert displayed(text) == "Words.\n\n    $$a = b$$\n\n    with c\n\n$$d$$"
