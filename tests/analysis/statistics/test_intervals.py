@@ -1,0 +1,201 @@
+"""Laws of the bootstrap intervals, and their agreement with scipy's."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from deltad.analysis.statistics import METHOD, METHODS, bootstrap_mean, bootstrap_ratio, mean
+
+NAN = math.nan
+STATS: Any = scipy.stats  # its overloads know no axis of a pooled ratio
+shares = st.lists(st.sampled_from([0.0, 0.2, 0.25, 0.5, 1.0]), min_size=2, max_size=9)
+counts = st.lists(
+    st.integers(0, 9).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))),
+    min_size=2,
+    max_size=9,
+)
+
+
+def _expanded(values: NDArray[np.float64]) -> float:
+    """The level whose BCa interval is the expanded one at the usual level."""
+    n = len(values)
+    reach = math.sqrt(n / (n - 1)) * scipy.stats.t.ppf(0.975, n - 1)
+    return float(1 - 2 * scipy.stats.norm.cdf(-reach))
+
+
+@pytest.mark.parametrize("size", [7, 20, 61])
+@pytest.mark.parametrize(
+    ("method", "theirs"),
+    [("percentile", "percentile"), ("bca", "BCa"), ("bca-expanded", "BCa")],
+)
+def test_the_mean_has_the_interval_of_scipy(size: int, method: str, theirs: str) -> None:
+    values = np.random.default_rng(size).gamma(1.0, 0.2, size)
+    found = bootstrap_mean(values, resamples=20_000, method=method)
+    level = _expanded(values) if method == "bca-expanded" else 0.95
+    result = STATS.bootstrap(
+        (values,), np.mean, confidence_level=level, method=theirs, n_resamples=20_000, rng=1
+    )
+    width = result.confidence_interval.high - result.confidence_interval.low
+    np.testing.assert_allclose(found, result.confidence_interval, atol=0.04 * width)
+
+
+@pytest.mark.parametrize(("method", "theirs"), [("percentile", "percentile"), ("bca", "BCa")])
+def test_a_pooled_ratio_has_the_interval_of_scipy(method: str, theirs: str) -> None:
+    rng = np.random.default_rng(2)
+    below = rng.integers(1, 20, 25).astype(float)
+    above = rng.binomial(below.astype(int), 0.3).astype(float)
+    found = bootstrap_ratio(above, below, resamples=20_000, method=method)
+    result = STATS.bootstrap(
+        (above, below), lambda a, b, axis: a.sum(axis) / b.sum(axis), paired=True,
+        vectorized=True, method=theirs, n_resamples=20_000, rng=1,
+    )  # fmt: skip
+    width = result.confidence_interval.high - result.confidence_interval.low
+    np.testing.assert_allclose(found, result.confidence_interval, atol=0.04 * width)
+
+
+def test_percentile_of_three_seeds_is_that_of_all_their_resamples() -> None:
+    values = np.array([0.1, 0.4, 1.0])
+    every = [values[[i, j, k]].mean() for i in range(3) for j in range(3) for k in range(3)]
+    # The ends are far inside a step of 1/27 of probability, so that drawing cannot miss them.
+    found = bootstrap_mean(values, method="percentile")
+    np.testing.assert_allclose(found, (min(every), max(every)))
+
+
+def test_a_studentised_interval_is_nearly_students_for_normal_values() -> None:
+    values = np.random.default_rng(3).normal(0.4, 0.1, 40)
+    low, high = bootstrap_mean(values, method="studentised")
+    error = values.std(ddof=1) / math.sqrt(len(values))
+    edge = scipy.stats.t.ppf(0.975, len(values) - 1)
+    assert (values.mean() - low) / error == pytest.approx(edge, rel=0.15)
+    assert (high - values.mean()) / error == pytest.approx(edge, rel=0.15)
+
+
+def test_the_interval_of_a_mean_is_that_of_the_normal_law_for_many_seeds() -> None:
+    values = np.random.default_rng(5).normal(0.4, 0.1, size=400)
+    error = values.std() / math.sqrt(len(values))
+    for method in METHODS:
+        low, high = bootstrap_mean(values, method=method)
+        assert (low - values.mean()) / error == pytest.approx(-1.96, abs=0.15)
+        assert (high - values.mean()) / error == pytest.approx(1.96, abs=0.15)
+
+
+@settings(max_examples=25)
+@given(counts, st.sampled_from(METHODS), st.integers(0, 3))
+def test_the_order_of_the_seeds_does_not_matter(
+    pairs: list[tuple[int, int]], method: str, seed: int
+) -> None:
+    above, below = np.array(pairs).T
+    order = np.random.default_rng(seed).permutation(len(pairs))
+    np.testing.assert_array_equal(
+        bootstrap_ratio(above, below, resamples=200, method=method),
+        bootstrap_ratio(above[order], below[order], resamples=200, method=method),
+    )
+
+
+@settings(max_examples=25)
+@given(shares, st.sampled_from(METHODS), st.floats(0.01, 50))
+def test_scaling_the_values_scales_the_interval(
+    values: list[float], method: str, factor: float
+) -> None:
+    found = np.array(bootstrap_mean(values, resamples=200, method=method))
+    scaled = bootstrap_mean(factor * np.array(values), resamples=200, method=method)
+    np.testing.assert_allclose(scaled, factor * found, rtol=1e-6, atol=1e-9)
+
+
+@settings(max_examples=25)
+@given(counts, st.sampled_from([method for method in METHODS if method != "studentised"]))
+def test_the_ends_are_attainable_shares(pairs: list[tuple[int, int]], method: str) -> None:
+    above, below = np.array(pairs).T
+    low, high = bootstrap_ratio(above, below, resamples=200, method=method)
+    held = below > 0
+    if held.sum() < 2:
+        assert math.isnan(low)
+        assert math.isnan(high)
+        return
+    ratios = above[held] / below[held]
+    assert ratios.min() - 1e-12 <= low <= high <= ratios.max() + 1e-12
+
+
+@settings(max_examples=25)
+@given(counts, st.sampled_from(METHODS))
+def test_shares_and_their_complements_have_mirrored_intervals(
+    pairs: list[tuple[int, int]], method: str
+) -> None:
+    """To what drawing leaves open: the seeds are drawn in another order."""
+    above, below = np.array(pairs).T
+    if (below > 0).sum() < 4:
+        return
+    low, high = bootstrap_ratio(above, below, resamples=4000, method=method)
+    other = bootstrap_ratio(below - above, below, resamples=4000, method=method)
+    np.testing.assert_allclose((1 - other[1], 1 - other[0]), (low, high), atol=0.2)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_degenerate_seeds_have_defined_answers(method: str) -> None:
+    np.testing.assert_allclose(bootstrap_mean([0.1, 0.1, 0.1], method=method), 0.1)
+    assert bootstrap_ratio([1, 50, 3, 0], [2, 100, 6, 0], method=method) == (0.5, 0.5)
+    assert bootstrap_ratio([0, 0], [3, 4], method=method) == (0.0, 0.0)
+    for above, below in (([], []), ([1], [2]), ([0, 0], [0, 0]), ([1, 0], [2, 0])):
+        assert all(math.isnan(end) for end in bootstrap_ratio(above, below, method=method))
+    low, high = bootstrap_ratio([0, 3], [3, 3], method=method)
+    assert low <= 0.5 <= high
+
+
+def test_few_seeds_widen_the_printed_interval_to_all_that_they_show() -> None:
+    assert METHOD == "bca-expanded"
+    assert bootstrap_mean([0.2, 0.6]) == (0.2, 0.6)
+    narrow = bootstrap_mean([0.1, 0.2, 0.4, 0.5, 0.9, 0.8], method="bca")
+    wide = bootstrap_mean([0.1, 0.2, 0.4, 0.5, 0.9, 0.8])
+    assert wide[0] < narrow[0] < narrow[1] < wide[1]
+
+
+def test_an_extreme_correction_ends_at_the_outermost_resample() -> None:
+    # One heavy seed among light ones turns the correction over.
+    low, high = bootstrap_ratio([0, 0, 90], [1, 1, 100])
+    assert 0 <= low <= high <= 0.9
+
+
+def test_nan_takes_no_part_and_numbers_are_repeatable() -> None:
+    values = [0.1, 0.5, NAN, 0.9]
+    assert bootstrap_mean(values, seed=3) == bootstrap_mean([0.1, 0.5, 0.9], seed=3)
+    many = np.linspace(0, 1, 30)
+    first = bootstrap_mean(many, seed=3, resamples=50)
+    assert first != bootstrap_mean(many, seed=4, resamples=50)
+    assert first == bootstrap_mean(many, seed=3, resamples=50)
+
+
+def test_numerator_and_denominator_of_a_seed_are_drawn_together() -> None:
+    low, high = bootstrap_ratio([0, 100], [1, 100], method="percentile")
+    assert (low, high) == (0.0, 1.0)
+
+
+def test_an_empty_seed_may_be_drawn_and_empty_draws_are_left_out() -> None:
+    # With an empty seed a draw may weigh the other two unequally, never divide by 0.
+    low, high = bootstrap_ratio([1, 3, 0], [4, 4, 0], method="percentile")
+    assert (low, high) == (0.25, 0.75)
+
+
+def test_bootstrap_goes_on_in_blocks() -> None:
+    above = np.concatenate([np.zeros(15_000), np.ones(15_000)])
+    low, high = bootstrap_ratio(above, np.ones(30_000), resamples=200)
+    assert 0.48 < low < 0.5 < high < 0.52
+
+
+def test_an_unknown_method_is_refused() -> None:
+    with pytest.raises(ValueError, match="`method` must be one of percentile, bca"):
+        bootstrap_mean([0.1, 0.2], method="basic")
+
+
+@pytest.mark.parametrize("values", [[], [0.3], [NAN, NAN], [0.3, NAN]])
+def test_fewer_than_two_seeds_have_no_interval(values: list[float]) -> None:
+    assert all(math.isnan(end) for end in bootstrap_mean(values))
+    finite = [value for value in values if not math.isnan(value)]
+    assert math.isnan(mean(values)) == (not finite)
