@@ -91,13 +91,9 @@ class StepFiles:
         found: dict[Place, list[StepScalars]] = defaultdict(list)
         for lines in self._lines.values():
             for step in lines.steps.values():
-                if self.question in (None, replace(step.question, masked=self._masked(step))):
+                if self.question is None or self.question.pair == step.question.pair:
                     found[step.arm, step.seed].append(step)
         return found
-
-    def _masked(self, step: StepScalars) -> tuple[str, ...]:
-        """The criteria whose masks are counted beside the pair: no part of the question."""
-        return step.question.masked if self.question is None else self.question.masked
 
     def _unread(self) -> bool:
         """Whether there are parts that were not read and that no monitor stands for."""

@@ -93,6 +93,11 @@ class StepQuestion:
             criterion(name).check_family(self.divergence)
 
     @property
+    def pair(self) -> tuple[float, str, str, str]:
+        """What must agree for counts to be comparable: region, criterion and baseline."""
+        return self.threshold, self.divergence, self.criterion, self.baseline
+
+    @property
     def watched(self) -> tuple[str, ...]:
         """The criterion, the baseline and the others, each once."""
         return tuple(dict.fromkeys((self.criterion, self.baseline, *self.masked)))

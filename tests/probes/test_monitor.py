@@ -339,6 +339,7 @@ def test_trackio_gets_the_step(calls: list[tuple[str, Rows]]) -> None:
     assert "deltad/outside" in run.rows[0][0]
 
 
+@pytest.mark.slow
 def test_wandb_for_real(
     calls: list[tuple[str, Rows]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -349,12 +350,13 @@ def test_wandb_for_real(
         warnings.simplefilter("ignore")
         run = wandb.init(project="deltad", dir=str(tmp_path))
         play(calls, Monitor(Wandb(run), on_error="raise"))
-        summary = {name: run.summary[name] for name in ("deltad/step", "deltad/tokens")}
+        assert run.summary["deltad/step"] == 2
         run.finish()
-    assert summary == {"deltad/step": 2, "deltad/tokens": pytest.approx(summary["deltad/tokens"])}
-    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    assert b"deltad/outside_rate" in file.read_bytes()
 
 
+@pytest.mark.slow
 def test_trackio_for_real(
     calls: list[tuple[str, Rows]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -365,7 +367,7 @@ def test_trackio_for_real(
         run = trackio.init(project="deltad", embed=False)
         play(calls, Monitor(Trackio(run), on_error="raise"))
         run.finish()
-    assert list(tmp_path.rglob("*"))
+    assert any(b"deltad/outside_rate" in path.read_bytes() for path in tmp_path.rglob("*.db*"))
 
 
 def test_rows_of_the_probe_are_a_checked_batch(calls: list[tuple[str, Rows]]) -> None:
