@@ -34,6 +34,7 @@ from .text import protocol_text as protocol_text
 from .text import rate_text as rate_text
 from .tokens import TOKEN_COLUMNS as TOKEN_COLUMNS
 from .tokens import TokenTable as TokenTable
+from .watch import StepTable as StepTable
 
 __all__ = [
     "CALIBRATION_COLUMNS",
@@ -54,6 +55,7 @@ __all__ = [
     "Question",
     "QuestionError",
     "RateTable",
+    "StepTable",
     "Sweep",
     "TokenTable",
     "as_text",
