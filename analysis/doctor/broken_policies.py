@@ -26,7 +26,7 @@ from .slots import (
     normalised,
     read_at,
     refresh,
-    rerank,
+    relist,
 )
 
 _LONGEST_STRETCH: Final = 4.0
@@ -83,7 +83,7 @@ def stale(columns: Columns, metadata: Metadata, strength: float, rng: Generator)
         tail_move = np.where((mu_tail > 0) & (pi_tail > 0), np.log(mu_tail / pi_tail), 0.0)
     tail = mu_tail * np.exp(_limited(growth * tail_move))
     slots.store(columns, BEHAVIOR, normalised(slots, mu + _limited(growth[:, None] * move), tail))
-    rerank(columns)
+    relist(columns)
     return metadata
 
 
@@ -91,7 +91,7 @@ def recomputed(columns: Columns, metadata: Metadata, strength: float, rng: Gener
     """The trainer's own log-probs are taken for the engine's, lists and all."""
     columns["behavior_logprob"] = columns["pre_logprob"]
     columns["topk_behavior_logprobs"] = columns["topk_pre_logprobs"]
-    rerank(columns)
+    relist(columns)
     return metadata
 
 
@@ -136,6 +136,7 @@ def weaker_model(columns: Columns, metadata: Metadata, strength: float, rng: Gen
     slots = Slots.of(columns, metadata)
     counts = np.bincount(columns["token_id"], minlength=metadata.vocab_size) + 0.02
     habit = np.log(counts / counts.sum())[np.clip(slots.ids, 0, metadata.vocab_size - 1)]
+    habit = habit + rng.normal(0, 0.3, habit.shape) - 0.3  # it knows a little of the context
     for side in POLICIES:
         logs = slots.logs(columns, side)
         mixed = np.logaddexp(np.log1p(-strength) + logs, np.log(strength) + habit)

@@ -23,7 +23,7 @@ from .slots import (
     Slots,
     normalised,
     refresh,
-    rerank,
+    relist,
     some_rows,
 )
 
@@ -59,7 +59,7 @@ def rounded_logits(
     logits = to_bfloat16(logs + top[:, None])
     tail = slots.tail(logs) * np.exp(top)
     slots.store(columns, BEHAVIOR, normalised(slots, logits, tail))
-    rerank(columns)
+    relist(columns)
     return metadata
 
 

@@ -98,7 +98,7 @@ _FAULTS: Final = (
     Injection("recomputed", "recomputed", (1.0,), "", policies.recomputed, thin=False),
     Injection("recomputed-scalar", "recomputed", (1.0,), "", policies.recomputed_scalar),
     Injection("stale", "stale", (2.0, 4.0, 8.0), "c at the last step", policies.stale),
-    Injection("other-model", "other-model", (1.0, 1.5, 2.5), "σ in nats", policies.other_model),
+    Injection("other-model", "other-model", (1.5, 2.5), "σ in nats", policies.other_model),
     Injection("other-context", "other-model", (1.0,), "", policies.other_context),
     Injection("weaker-model", "other-model", (0.5, 0.8), "weight", policies.weaker_model),
     Injection(

@@ -170,11 +170,11 @@ class Tail:
     def draw(self, normal: Floats) -> Floats:
         """Log-probs of ids of the tail from standard normal numbers, shape (token, slot)."""
         sigma = np.sqrt(self.spread)[:, None]
-        with np.errstate(divide="ignore"):
-            mean = np.log(self.mass / np.maximum(self.size, 1))[:, None]
-            top = np.log(self.least)[:, None]
-        drawn = np.minimum(mean + sigma * normal - sigma**2 / 2, top)
-        return np.maximum(drawn, -40.0)  # a policy gives every id something
+        # A policy gives every id something, though float32 cannot tell a tail below 1e-9.
+        mean = np.log(np.maximum(self.mass, 1e-9) / np.maximum(self.size, 1))[:, None]
+        top = np.log(np.maximum(self.least, 1e-30))[:, None]
+        drawn = mean + sigma * normal - sigma**2 / 2
+        return np.where(drawn > top, top - 0.3 * np.abs(normal), drawn)  # no two alike
 
 
 def tempered(slots: Slots, logs: Floats, exponent: float, spread: Floats) -> Floats:
@@ -259,11 +259,26 @@ def read_at(
     rest = (ids >= 0) & ~listed
     # The ids drawn may together exceed the tail; they take nine tenths of it then.
     mass = np.where(rest, np.exp(drawn), 0.0).sum(axis=1)
-    room = 0.9 * slots.tail(logs)[source]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        down = np.where(mass > room, np.log(room / mass), 0.0)
-    down = np.maximum(down, -40.0)[:, None]
-    return np.where(rest, np.maximum(drawn + down, -80.0), found)
+    room = np.maximum(0.9 * slots.tail(logs)[source], 1e-9)
+    down = np.where(mass > room, np.log(room / np.maximum(mass, 1e-30)), 0.0)
+    return np.where(rest, drawn + down[:, None], found)
+
+
+def relist(columns: Columns) -> None:
+    """List what a changed μ ranks first: the sampled token instead of one less likely, in order."""
+    ids, token = columns["topk_ids"], columns["token_id"]
+    full = (ids >= 0).all(axis=1)
+    alone = full & ~(ids == token[:, None]).any(axis=1)
+    logs = columns["topk_behavior_logprobs"]
+    last = logs.argmin(axis=1)
+    rows = np.arange(len(ids))
+    better = alone & (columns["behavior_logprob"] > logs[rows, last])
+    slot = (np.arange(ids.shape[1])[None, :] == last[:, None]) & better[:, None]
+    columns["topk_ids"] = np.where(slot, token[:, None], ids)
+    for side in (BEHAVIOR, *POLICIES):
+        name = f"topk_{side}_logprobs"
+        columns[name] = np.where(slot, columns[f"{side}_logprob"][:, None], columns[name])
+    rerank(columns)
 
 
 def rerank(columns: Columns) -> None:
