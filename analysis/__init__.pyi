@@ -17,6 +17,8 @@ from .figures import figure4 as figure4
 from .figures import save_figure as save_figure
 from .headline import Headline as Headline
 from .headline import read_headline as read_headline
+from .ladder import LadderTable as LadderTable
+from .ladder import ladder_table as ladder_table
 from .power import POWER_COLUMNS as POWER_COLUMNS
 from .power import PowerTable as PowerTable
 from .power import power_table as power_table
@@ -50,6 +52,7 @@ __all__ = [
     "Comparison",
     "ConditionTable",
     "Headline",
+    "LadderTable",
     "PowerTable",
     "ProtocolTable",
     "Question",
@@ -66,6 +69,7 @@ __all__ = [
     "draw_delta_d",
     "draw_paired_rates",
     "figure4",
+    "ladder_table",
     "power_table",
     "protocol_table",
     "protocol_text",

@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from deltad.commands import compare, dumps, power, rates, recipes
+from deltad.commands.ladder import ladder
 from deltad.commands.report import report
 from deltad.commands.terminal import (
     BAD_CONTENT,
@@ -121,6 +122,7 @@ for command in (
     compare.sweep,
     compare.calibration,
     power.power,
+    ladder,
     dumps.tokens,
     dumps.check,
     report,
