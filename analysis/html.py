@@ -105,8 +105,9 @@ def _inline(cell: RenderableType) -> str:
         return escape(cell)
     if isinstance(cell, Text):
         console = Console(file=io.StringIO(), **_CONSOLE)
+        whole = console.get_style(cell.style)  # a text without spans is rendered without it
         return "".join(
-            _span(segment.text, segment.style or Style.null())
+            _span(segment.text, whole + (segment.style or Style.null()))
             for segment in cell.render(console)
             if segment.text
         )

@@ -52,7 +52,7 @@ class Result(ABC):
         return as_text(self.text())
 
     def _repr_html_(self) -> str:
-        """What Jupyter shows: the text, with its bold and dim parts."""
-        from .text import as_html
+        """What Jupyter shows: the text's tables as tables, in the page's own colours."""
+        from .html import as_html
 
         return as_html(self.text())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import math
-from typing import IO, Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -311,35 +310,10 @@ def as_text(renderable: RenderableType, *, coloured: bool = False) -> str:
         Lines, each ended.
     """
     buffer = io.StringIO()
-    _print(renderable, buffer, force_terminal=coloured, color_system="auto")
-    return "".join(line.rstrip() + "\n" for line in buffer.getvalue().splitlines())
-
-
-def as_html(renderable: RenderableType) -> str:
-    """Render as HTML for a notebook: preformatted text that takes the page's colours.
-
-    Parameters
-    ----------
-    renderable : RenderableType
-        What a result's `text` returns.
-
-    Returns
-    -------
-    str
-        One `<pre>` element; a wide one scrolls.
-    """
-    console = _print(renderable, io.StringIO(), force_terminal=True, record=True)
-    return console.export_html(
-        inline_styles=True,
-        code_format='<pre style="font-size:90%;line-height:1.3;overflow-x:auto">{code}</pre>',
-    )
-
-
-def _print(renderable: RenderableType, file: IO[str], **options: Any) -> Console:
-    """Print something without folding it; gives the console that did."""
     console = Console(
-        file=file, width=10_000, highlight=False, markup=False, force_jupyter=False, **options
-    )
+        file=buffer, width=10_000, highlight=False, markup=False, force_jupyter=False,
+        force_terminal=coloured, color_system="auto",
+    )  # fmt: skip
     console.width = max(80, Measurement.get(console, console.options, renderable).maximum)
     console.print(renderable)
-    return console
+    return "".join(line.rstrip() + "\n" for line in buffer.getvalue().splitlines())

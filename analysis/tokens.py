@@ -167,6 +167,13 @@ class TokenTable:
                 if wanted.any():
                     yield self._to_arrow(arm, seed, values, wanted)
 
+    def _repr_html_(self) -> str:
+        """What Jupyter shows: the first rows, which are read for it."""
+        from .html import as_html
+        from .token_text import token_text
+
+        return as_html(token_text(self))
+
     def to_frame(self, *, progress: Progress | None = None) -> pd.DataFrame:
         """All rows as a DataFrame.
 

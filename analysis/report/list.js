@@ -13,6 +13,8 @@ class ResponseList {
     this.scale = null;
     this.hits = null; // a byte a token where a filter chooses tokens
     this.current = -1;
+    this.spans = new Map(); // what is written at the moment, by token
+    this.selected = null;
     this.placeOf = new Int32Array(tokens.sequences).fill(-1);
     this.order = [];
     this.pieces = [];
@@ -25,6 +27,8 @@ class ResponseList {
   /* Show these sequences, in this order. */
   show(order, hits) {
     this.seen.disconnect();
+    this.spans.clear();
+    this.selected = null;
     this.order = order;
     this.hits = hits;
     this.placeOf.fill(-1);
@@ -94,6 +98,7 @@ class ResponseList {
     if (!piece.filled || piece.element.contains(document.activeElement)) return;
     piece.element.style.height = `${piece.element.offsetHeight}px`;
     piece.element.replaceChildren();
+    for (const { from, to } of piece.parts) for (let i = from; i < to; i++) this.spans.delete(i);
     piece.filled = false;
   }
 
@@ -188,6 +193,7 @@ class ResponseList {
   token(i) {
     const span = el("span", { role: "option", "data-token": i, tabindex: -1 }, this.tokens.shown(i));
     span.className = this.look(i);
+    this.spans.set(i, span);
     return span;
   }
 
@@ -205,8 +211,8 @@ class ResponseList {
 
   /* Colour and mark again what is written at the moment. */
   repaint() {
-    for (const span of this.place.getElementsByClassName("t")) {
-      const name = this.look(Number(span.dataset.token));
+    for (const [i, span] of this.spans) {
+      const name = this.look(i);
       if (span.className !== name) span.className = name;
     }
   }
@@ -216,7 +222,7 @@ class ResponseList {
   }
 
   element(i) {
-    return this.place.querySelector(`[data-token="${i}"]`);
+    return this.spans.get(i);
   }
 
   /* Write the piece that holds a token, if need be, and give its element. */
@@ -232,11 +238,11 @@ class ResponseList {
 
   /* Make a token the one that Tab reaches. */
   markCurrent() {
-    for (const span of this.place.querySelectorAll("[aria-selected]")) {
-      span.removeAttribute("aria-selected");
-      span.tabIndex = -1;
-    }
-    const span = this.current < 0 ? null : this.element(this.current);
+    const span = this.element(this.current);
+    if (span === this.selected) return;
+    this.selected?.removeAttribute("aria-selected");
+    if (this.selected) this.selected.tabIndex = -1;
+    this.selected = span;
     if (!span) return;
     span.setAttribute("aria-selected", "true");
     span.tabIndex = 0;

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from deltad.analysis.html import as_html
 from deltad.analysis.question import Question, QuestionError, Resolved
-from deltad.analysis.words import region
+from deltad.analysis.words import title
 from deltad.masks import CriterionError
 
 from .svg import inline_svg
@@ -75,14 +75,22 @@ class Context:
         """The question, its protocol settled."""
         return self.resolved.question
 
+    @property
+    def options(self) -> Any:
+        """What every part of the analysis is told."""
+        return {"bootstrap_seed": self.bootstrap_seed, "progress": self.progress}
+
     @cached_property
     def rates(self) -> RateTable:
         """The rate table of the question."""
         from deltad.analysis.tables import rate_table
 
-        return rate_table(
-            self.dump, self.question, bootstrap_seed=self.bootstrap_seed, progress=self.progress
-        )
+        return rate_table(self.dump, self.question, **self.options)
+
+
+Part = Callable[[Context], str]
+
+_PIXELS_AN_INCH: Final = 128  # type of 7 points is then about 12 pixels high
 
 
 def sections(context: Context) -> Iterator[Section]:
@@ -98,15 +106,18 @@ def sections(context: Context) -> Iterator[Section]:
     Section
         What a dump cannot answer is said in a sentence; what fails is shown as failed.
     """
-    for name, (title, lead, make) in SECTIONS.items():
+    for name, (heading, lead, parts) in SECTIONS.items():
+        made, failure = [], None
+        for part in parts:
+            try:
+                html = part(context)
+            except (QuestionError, CriterionError) as error:
+                html = f'<p class="absent">{escape(str(error))}</p>'
+            except Exception as error:
+                html, failure = failed(error), error
+            made.append(f'<div class="part">{html}</div>')
         opening = f'<p class="lead">{escape(lead)}</p>' if lead else ""
-        try:
-            html, failure = make(context), None
-        except (QuestionError, CriterionError, NotImplementedError) as error:
-            html, failure = f'<p class="absent">{escape(str(error))}</p>', None
-        except Exception as error:
-            html, failure = failed(error), error
-        yield Section(name, title, opening + html, failure)
+        yield Section(name, heading, f'{opening}<div class="parts">{"".join(made)}</div>', failure)
 
 
 def failed(error: Exception) -> str:
@@ -116,8 +127,21 @@ def failed(error: Exception) -> str:
 
 
 def figure_element(result: Result, *, name: str, label: str) -> str:
-    """A result's figure in a frame."""
-    return f'<figure class="figure">{inline_svg(result.figure(), name=name, label=label)}</figure>'
+    """A result's figure in a frame, not much larger than it was drawn."""
+    figure = result.figure()
+    width = round(float(figure.get_size_inches()[0]) * _PIXELS_AN_INCH)
+    svg = inline_svg(figure, name=name, label=label)
+    return f'<figure class="figure" style="max-width:{width}px">{svg}</figure>'
+
+
+def folded(result: Result, words: str) -> str:
+    """A result's numbers, behind a line to open."""
+    return f'<details class="numbers-of"><summary>{words}</summary>{shown(result)}</details>'
+
+
+def shown(result: Result) -> str:
+    """A result's numbers as tables."""
+    return f'<div class="result">{as_html(result.text())}</div>'
 
 
 def _summary(context: Context) -> str:
@@ -134,8 +158,8 @@ def _summary(context: Context) -> str:
         "tokenizer": metadata.tokenizer if metadata.tokenizer != metadata.model else "",
         "behavior policy": _listed(behavior, "engine", "precision", "quantization"),
         "staleness": _said(behavior.get("staleness")),
-        "sampling": f"temperature {metadata.temperature:g}"
-        + _named(behavior, top_p="top-p", top_k="top-k", logprobs_mode=""),
+        "sampling": f"temperature {metadata.temperature:g}" + _truncation(behavior),
+        "log-probs": _said(behavior.get("logprobs_mode")),
         "readout": _readout(metadata.readout),
         "update": _listed(update, "optimizer") + _named(update, lr="lr", batch="batch"),
         "arms": ", ".join(dump.arms),
@@ -144,16 +168,14 @@ def _summary(context: Context) -> str:
         "tokens": f"{seen:,} seen, {stored:,} stored of each arm",
         "stored": _stored(context),
         "recorded": metadata.created,
-        "region": region(question),
-        "pair": f"{question.criterion} against {question.baseline}",
-        "protocol": question.protocol,
     }
     items = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(str(value))}</dd></div>"
         for name, value in facts.items()
         if value
     )
-    return f'<dl class="facts">{items}</dl>'
+    asked = f"{title(question)} · protocol {question.protocol}"
+    return f'<p class="asked">{escape(asked)}</p><dl class="facts">{items}</dl>'
 
 
 def _stored(context: Context) -> str:
@@ -172,6 +194,13 @@ def _readout(readout: Mapping[str, Any]) -> str:
     if readout.get("logits_rounded"):
         words += ", logits rounded to bfloat16"
     return words
+
+
+def _truncation(behavior: Mapping[str, Any]) -> str:
+    """What sampling left out; nothing where it left out nothing."""
+    top_p, top_k = behavior.get("top_p"), behavior.get("top_k")
+    words = "" if top_p in (None, 1) else f", top-p {top_p}"
+    return words if top_k in (None, -1, 0) else f"{words}, top-k {top_k}"
 
 
 def _said(value: Any) -> str:
@@ -195,71 +224,125 @@ def _named(values: Mapping[str, Any], **names: str) -> str:
 
 def _figure4(context: Context) -> str:
     """Figure 4 and the table that it is drawn from."""
-    table = context.rates
     label = (
         "ΔD of the kept disagreement tokens, contracting fractions, and unsafe-keep rates by seed; "
         "the numbers are in the table below"
     )
-    return figure_element(table, name="figure4", label=label) + table._repr_html_()
+    table = context.rates
+    return figure_element(table, name="figure4", label=label) + shown(table)
 
 
 def _protocols(context: Context) -> str:
     """The rates under every protocol."""
     from deltad.analysis.tables import protocol_table
 
-    table = protocol_table(
-        context.dump,
-        context.question,
-        bootstrap_seed=context.bootstrap_seed,
-        progress=context.progress,
-    )
-    return as_html(table.text())
+    return shown(protocol_table(context.dump, context.question, **context.options))
+
+
+def _swept(over: str, label: str) -> Part:
+    """A sweep of the question."""
+
+    def part(context: Context) -> str:
+        from deltad.analysis.sweeps import sweep
+
+        swept = sweep(context.dump, context.question, over=over, **context.options)
+        words = f"{label}; the numbers are in the table below"
+        return figure_element(swept, name=f"by-{over}", label=words) + folded(swept, "Numbers")
+
+    return part
 
 
 def _comparison(context: Context) -> str:
     """Every criterion that the dump can answer."""
     from deltad.analysis.comparison import compare
 
-    compared = compare(
-        context.dump,
-        context.question,
-        bootstrap_seed=context.bootstrap_seed,
-        progress=context.progress,
-    )
+    compared = compare(context.dump, context.question, **context.options)
     label = "Agreement of criteria, and how often each foretells the sign of ΔD"
-    return figure_element(compared, name="comparison", label=label) + as_html(compared.text())
+    return figure_element(compared, name="comparison", label=label) + folded(compared, "Numbers")
+
+
+def _conditions(context: Context) -> str:
+    """Among which tokens a criterion errs."""
+    from deltad.analysis.condition_table import condition_table
+    from deltad.analysis.conditions import CONDITIONS, check_condition
+
+    answered, refused = [], ""
+    for name, condition in CONDITIONS.items():
+        try:
+            for arm in context.resolved.arms:
+                check_condition(context.dump, arm, condition)
+        except QuestionError as error:
+            refused += f'<p class="absent">{escape(str(error))}</p>'
+        else:
+            answered.append(name)
+    table = condition_table(
+        context.dump, context.question, answered, [context.question.criterion], **context.options
+    )
+    label = "How often the criterion foretells the sign of ΔD, by properties of the tokens"
+    drawn = figure_element(table, name="conditions", label=label)
+    return drawn + refused + folded(table, "Numbers")
+
+
+def _calibration(context: Context) -> str:
+    """Predicted against realized change."""
+    from deltad.analysis.calibration import calibrate
+
+    calibration = calibrate(context.dump, context.question, **context.options)
+    label = "Realized ΔD against the change that each direction predicts"
+    return figure_element(calibration, name="calibration", label=label) + folded(
+        calibration, "Numbers"
+    )
 
 
 def _doctor(context: Context) -> str:
     """What engine and trainer disagree about, and why."""
     from deltad.analysis.doctor import examine
 
-    return as_html(examine(context.dump, arm=context.resolved.criterion_arm).text())
+    return shown(examine(context.dump, arm=context.resolved.criterion_arm))
 
 
-SECTIONS: Final[dict[str, tuple[str, str, Callable[[Context], str]]]] = {
-    "run": ("The run", "", _summary),
+SECTIONS: Final[dict[str, tuple[str, str, tuple[Part, ...]]]] = {
+    "run": ("The run", "", (_summary,)),
+    "doctor": (
+        "Doctor",
+        "Why engine and trainer may disagree, judged from their log-probs alone.",
+        (_doctor,),
+    ),
     "figure4": (
         "Figure 4",
         "Disagreement tokens are outside the region and exactly one of the two criteria masks "
-        "them; of those that each keeps, how many did the update carry further out?",
-        _figure4,
+        "them. Of those that each keeps, how many did the update carry further out?",
+        (_figure4,),
     ),
     "protocols": (
         "Protocols",
         "A kept token can be judged by the update that was applied, or by another; the answer "
         "depends on it.",
-        _protocols,
+        (_swept("protocol", "The rates under every protocol"), _protocols),
+    ),
+    "sweeps": (
+        "Sweeps",
+        "The same question at other thresholds, and with only the K' likeliest ids recorded.",
+        (
+            _swept("threshold", "Rates and sign accuracy by threshold"),
+            _swept("top-k", "Rates and sign accuracy by K'"),
+        ),
     ),
     "criteria": (
         "Criteria",
-        "Every criterion that this dump can answer, against the baseline.",
-        _comparison,
+        "Every criterion, and every neighbour's weight, that this dump can answer, against the "
+        "baseline.",
+        (_comparison,),
     ),
-    "doctor": (
-        "Doctor",
-        "Why engine and trainer may disagree, judged from the log-probs alone.",
-        _doctor,
+    "conditions": (
+        "Conditions",
+        "Among which tokens the criterion is right, and among which it is not.",
+        (_conditions,),
+    ),
+    "calibration": (
+        "Calibration",
+        "The change that a direction predicts for a token, against the change that came.",
+        (_calibration,),
     ),
 }
-"""Title, what it is about in a sentence, and how it is made, by name and in order."""
+"""Title, what it is about in a sentence, and how its parts are made, by name and in order."""
