@@ -94,6 +94,14 @@ _ALL: Final = (
         _DISTANCE | {"vocabulary", "concentration"},
     ),
     Cause(
+        "stale",
+        "μ comes from older weights than the sampler's, or than the updates explain.",
+        policies.stale,
+        "Synchronise the engine's weights before each rollout, take log-probs from the weights "
+        "that sampled, and record the staleness in the metadata.",
+        frozenset({"other-model", "temperature", "precision", "concentration"}),
+    ),
+    Cause(
         "other-model",
         "Engine and trainer do not hold the same model, or do not read the same prompt.",
         policies.other_model,
@@ -108,14 +116,6 @@ _ALL: Final = (
         "Divide the logits by the sampling temperature once on both sides, before the "
         "log-softmax (vLLM: logprobs_mode = processed_logprobs).",
         _DISTANCE | {"vocabulary", "concentration", "truncation"},
-    ),
-    Cause(
-        "stale",
-        "μ comes from older weights than the sampler's, or than the updates explain.",
-        policies.stale,
-        "Synchronise the engine's weights before each rollout, take log-probs from the weights "
-        "that sampled, and record the staleness in the metadata.",
-        frozenset({"precision", "concentration"}),
     ),
     Cause(
         "precision",

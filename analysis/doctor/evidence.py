@@ -256,6 +256,21 @@ class Evidence:
         return np.asarray(np.sqrt(np.maximum(1 - r**2, 0)) / r)
 
     @cached_property
+    def update_drift(self) -> Floats:
+        """ρ of the policy before and after the step, of `rows`; 0 where it cannot be told."""
+        used = self.usable[self.rows] & np.isfinite(self.post[self.rows])
+        used &= ~self.filled("topk_post_logprobs")[self.rows]
+        n = np.maximum(used.sum(axis=1, keepdims=True), 1)
+        x = np.where(used, self.pi[self.rows], 0.0)
+        y = np.where(used, self.post[self.rows], 0.0)
+        x = np.where(used, x - x.sum(axis=1, keepdims=True) / n, 0.0)
+        y = np.where(used, y - y.sum(axis=1, keepdims=True) / n, 0.0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            r = (x * y).sum(axis=1) / np.sqrt((x * x).sum(axis=1) * (y * y).sum(axis=1))
+        r = np.clip(np.where(np.isfinite(r), r, 1.0), 1e-3, 1.0)
+        return np.asarray(np.sqrt(np.maximum(1 - r**2, 0)) / r)
+
+    @cached_property
     def offset(self) -> Floats:
         """Mean of log π − log μ over the usable slots, weighted by μ, nats, of `rows`."""
         used = self.usable[self.rows]

@@ -64,7 +64,8 @@ def find_fills(sample: Sample) -> dict[str, Fills]:
         values = np.asarray(sample[name], dtype=np.float32)
         there = ids != -1 if values.ndim == 2 else np.ones(len(values), np.bool_)
         cells = _not_finite(name, values, there, ids, sample)
-        cells |= _constants(values, there, context, sample["token_id"])
+        at = ids if values.ndim == 2 else np.asarray(sample["token_id"])
+        cells |= _constants(values, there, context, at)
         cells |= _zeros(name, values, there, sample, cells)
         if cells.any():
             found[name] = Fills(cells, _counted(values[cells]))
@@ -125,9 +126,13 @@ def _constants(
     values: NDArray[np.float32],
     there: NDArray[np.bool_],
     context: NDArray[np.int64],
-    token: NDArray[np.int32],
+    ids: NDArray[np.int32],
 ) -> NDArray[np.bool_]:
-    """Values too low or too positive, and those that come up again in other contexts."""
+    """Values too low or too positive, and those that come up again in other contexts.
+
+    One id in one context has one value, however often it is stored; a repeated value is a fill
+    where it comes up at several ids.
+    """
     finite = np.isfinite(values) & there
     cells = finite & (values <= IMPOSSIBLE)
     flat = values[finite]
@@ -141,12 +146,14 @@ def _constants(
     at = np.isin(place, candidates)
     keys = context[rows[at]]
     if values.ndim == 1:
-        keys = keys * 1_000_003 + token[rows[at]]
+        keys = keys * 1_000_003 + ids[rows[at]]
     pairs = np.unique(np.stack([place[at], keys], axis=1), axis=0)
     contexts = np.bincount(pairs[:, 0], minlength=len(distinct))
+    named = np.unique(np.stack([place[at], ids[finite][at]], axis=1), axis=0)
+    several_ids = np.bincount(named[:, 0], minlength=len(distinct)) >= 4
     noise = len(flat) * 2e-5  # chance meetings: float32 log-probs lie about 1e-6 apart
     whole = distinct == np.round(distinct)
-    repeated = contexts >= 8 + noise
+    repeated = (contexts >= 8 + noise) & several_ids
     integral = whole & (contexts >= 3 + noise / 4)
     low = (distinct <= SUSPICIOUS) & (whole | (contexts >= 3))
     if short:

@@ -26,7 +26,9 @@ EXPECTED: Final = {
 """Standard deviation of a log-prob (nats) that a precision explains, generously: SmolLM2's
 engines moved log-probs by 4e-2 in bfloat16 and by 0.2 in int8 on average."""
 
-SHORTER: Final = {"bfloat16": "bfloat16", "float16": "float16"}
+LARGEST: Final = 0.5
+"""Noise (nats) beyond which no precision of a working model is to blame."""
+
 OUTLIER: Final = 6.0
 """Times the bulk's standard deviation from which a row is an outlier."""
 
@@ -126,7 +128,7 @@ def _noise(evidence: Evidence) -> Finding | None:
     common: dict[str, Any] = {"declared": name, "explained_nats": expected}
     if pairs >= 5:
         common |= {"twins": pairs, "twin_noise_nats": twin, "twin_side": side}
-    if pairs >= 5 and twin > expected:
+    if pairs >= 5 and expected < twin < LARGEST:
         common |= {"median_residual_nats": float(np.median(sizes)) if len(sizes) else None}
         return Finding(
             "precision", 0.95, len(evidence), twin,
@@ -141,7 +143,7 @@ def _noise(evidence: Evidence) -> Finding | None:
     logs = np.log(np.maximum(sizes, 1e-9))
     within = logs - _by_position(logs, position)
     spread = float(np.subtract(*np.quantile(within, [0.75, 0.25])))
-    if spread > EVEN or bulk > 0.6:
+    if spread > EVEN or bulk > LARGEST or abs(_over_steps(evidence, within, rows)) > 0.2:
         return None
     common |= {"residual_nats": bulk, "spread_of_rows": spread}
     if bulk > expected:
@@ -206,6 +208,16 @@ def _by_position(logs: Floats, position: NDArray[np.int32]) -> Floats:
         if mine.sum() >= 12:
             found[mine] = np.median(logs[mine])
     return found
+
+
+def _over_steps(evidence: Evidence, logs: Floats, rows: NDArray[np.int64]) -> float:
+    """Change of log residuals from the first third of the steps to the last; drift grows."""
+    step = np.asarray(evidence.sample["step"])[rows]
+    low, high = np.quantile(step, [1 / 3, 2 / 3])
+    first, last = logs[step <= low], logs[step >= high]
+    if low == high or len(first) < 10 or len(last) < 10:
+        return 0.0
+    return float(np.median(last) - np.median(first))
 
 
 def _growth(logs: Floats, position: NDArray[np.int32]) -> float:

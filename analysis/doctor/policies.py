@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .evidence import FEWEST, Bools, Evidence, Floats, Ints
 from .findings import Finding
@@ -62,6 +63,8 @@ def recomputed(evidence: Evidence) -> Finding | None:
 
 def shift(evidence: Evidence) -> Finding | None:
     """The policy's row at t matches μ's row at t − d better than μ's row at t."""
+    if not len(evidence.rows):
+        return None
     votes = {d: _votes(evidence, d) for d in DISTANCES}
     best: tuple[float, int, int, bool] | None = None
     for d, (nearer, position) in votes.items():
@@ -85,39 +88,61 @@ def shift(evidence: Evidence) -> Finding | None:
     return _misaligned_start(evidence, tried)
 
 
-def _votes(evidence: Evidence, d: int) -> tuple[Bools, Ints]:
-    """For pairs of rows d apart that can tell: is π at t nearer to μ at t − d; position of t."""
+def _votes(evidence: Evidence, d: int) -> tuple[Ints, Ints]:
+    """For pairs of rows d apart that can tell: 1 where π at t is nearer to μ at t − d, 0 where it
+    is nearer to μ at t; and the position of t.
+    """
     rows, others = evidence.neighbours(d)
     if len(rows) > PAIRS:
         pick = np.linspace(0, len(rows) - 1, PAIRS).astype(np.int64)
         rows, others = rows[pick], others[pick]
-    if not len(rows):
-        return np.zeros(0, np.bool_), np.zeros(0, np.int64)
-    theirs = np.full(evidence.ids[rows].shape, np.nan)
+    theirs = _looked_up(evidence, others, evidence.ids[rows])
+    sides, some = _sides(evidence, rows, theirs)
+    return sides, np.asarray(evidence.sample["position"], dtype=np.int64)[rows][some]
+
+
+def _looked_up(evidence: Evidence, rows: Ints, ids: NDArray[np.integer]) -> Floats:
+    """log μ that some rows give to ids, shape of `ids`; NaN where they do not list them."""
+    found = np.full(ids.shape, np.nan)
     for slot in range(evidence.ids.shape[1]):
-        ids = np.where(evidence.usable[others, slot], evidence.ids[others, slot], -2)
-        match = evidence.ids[rows] == ids[:, None]
-        theirs = np.where(match, evidence.mu[others, slot][:, None], theirs)
+        listed = np.where(evidence.usable[rows, slot], evidence.ids[rows, slot], -2)
+        found = np.where(ids == listed[:, None], evidence.mu[rows, slot][:, None], found)
+    return found
+
+
+def _sides(evidence: Evidence, rows: Ints, theirs: Floats) -> tuple[Ints, Bools]:
+    """Whether π is twice as near to other values as to the row's own μ, or the other way round.
+
+    Returns
+    -------
+    sides : array of int
+        1 for the others, 0 for its own; rows that take no side are left out.
+    some : array of bool, shape (row,)
+        Rows that take sides.
+    """
     own, policy = evidence.mu[rows], evidence.pi[rows]
-    # Only where the two rows of μ differ can π take sides.
+    # Only where the two differ can π take sides.
     tells = evidence.usable[rows] & np.isfinite(theirs) & (np.abs(theirs - own) > 1.0)
-    gain = np.where(tells, np.abs(policy - own) - np.abs(policy - theirs), 0.0).sum(axis=1)
-    some = tells.any(axis=1)
-    return gain[some] > 0, evidence.sample["position"][rows][some].astype(np.int64)
+    to_own = np.where(tells, np.abs(policy - own), 0.0).sum(axis=1)
+    to_theirs = np.where(tells, np.abs(policy - theirs), 0.0).sum(axis=1)
+    others = to_theirs < 0.5 * to_own
+    some = tells.any(axis=1) & (others | (to_own < 0.5 * to_theirs))
+    return others[some].astype(np.int64), some
 
 
 def _misaligned_start(evidence: Evidence, tried: dict[str, float]) -> Finding | None:
     """Rows at the beginning of responses hold unrelated distributions, later ones do not."""
     position = np.asarray(evidence.sample["position"])[evidence.rows]
-    broken = evidence.correlation < 0.3
-    # What is broken by a wide margin: π gives the list far less than μ does, or reorders it.
+    broken = evidence.correlation < 0.35
     for length in (3, 2, 1):
         first, later = position < length, position >= length
-        if first.sum() < 10 or later.sum() < 10:
+        if first.sum() < 4 or later.sum() < 10:
             continue
         edge = broken[position == length - 1]
         here, there = float(broken[first].mean()), float(broken[later].mean())
-        if len(edge) and edge.mean() > 0.5 and here > 0.5 and there < 0.15:
+        # Binomial: rows at the start are unrelated far more often than later ones.
+        score = (here - there) * np.sqrt(first.sum()) / np.sqrt(max(there * (1 - there), 0.02))
+        if len(edge) and edge.mean() > 0.4 and here > 0.4 and there < 0.15 and score > 5:
             return Finding(
                 "shift", 0.8, int(first.sum()), float(length),
                 {"pattern": "the first rows of responses hold other distributions",
@@ -192,7 +217,11 @@ class Truncation:
             axis=1
         )
         other = other + np.where(alone, np.exp(np.minimum(theirs_token, 0)), 0)
-        rows = self.judged & (np.abs(mine - 1) < EXACT) & (other < 1 - LOST) & (other > 1e-4)
+        # A sure row has mass 1 too, but goes on with ids as unlikely as the rest of its mass.
+        last = np.where(inside, ours, np.inf).min(axis=1, initial=np.inf)
+        last = np.exp(np.minimum(np.where(alone, np.minimum(last, ours_token), last), 0))
+        whole = np.abs(mine - 1) < np.minimum(EXACT, last / 20)
+        rows = self.judged & whole & (other < 1 - LOST) & (other > 1e-4)
         return rows, np.maximum(other, 1e-12)
 
 
@@ -298,28 +327,46 @@ def _even(evidence: Evidence, value: float) -> float:
 def tilt(evidence: Evidence) -> tuple[float, float]:
     """Where between μ and π the policy lies that the tokens were sampled from.
 
-    The maximum-likelihood λ of p ∝ μ (π/μ)^λ over the usable slots: 0 where the recorded μ
-    is the sampler, 1 where π is. With its standard error.
+    The maximum-likelihood λ of
+
+        p ∝ exp((1 + α) x + λ g),    g = y − (a + b x),
+
+    over the usable slots, with x = log μ, y = log π and g what is left of y after a row's own
+    line: 0 where the recorded μ is the sampler, 1 where π is. α takes up a temperature.
+
+    Returns
+    -------
+    value, error : float
+        λ and its standard error; NaN where the rows cannot tell.
     """
-    rows = np.flatnonzero((evidence.usable & evidence.sampled_slot).any(axis=1))
+    place = np.full(len(evidence), -1)
+    place[evidence.rows] = np.arange(len(evidence.rows))
+    rows = np.flatnonzero((evidence.usable & evidence.sampled_slot).any(axis=1) & (place >= 0))
     if len(rows) < FEWEST:
         return np.nan, np.nan
     used = evidence.usable[rows]
-    base = np.where(used, evidence.mu[rows], -np.inf)
-    gap = np.where(used, np.clip(evidence.pi[rows] - evidence.mu[rows], -8, 8), 0.0)
-    hit = np.where(evidence.sampled_slot[rows] & used, gap, 0.0).sum(axis=1)
-    value, information = 0.0, 0.0
-    for _ in range(12):
-        logits = base + value * gap
+    n = used.sum(axis=1, keepdims=True)
+    x = np.where(used, evidence.mu[rows], 0.0)
+    y = np.where(used, evidence.pi[rows], 0.0)
+    x = np.where(used, x - x.sum(axis=1, keepdims=True) / n, 0.0)
+    y = np.where(used, y - y.sum(axis=1, keepdims=True) / n, 0.0)
+    rest = y - evidence.slope[place[rows]][:, None] * x
+    both = np.stack([x, np.clip(rest, -6, 6)])
+    hit = np.where(evidence.sampled_slot[rows] & used, both, 0.0).sum(axis=2)
+    value = np.zeros(2)
+    for _ in range(15):
+        logits = np.where(used, (1 + value[0]) * both[0] + value[1] * both[1], -np.inf)
         weight = np.exp(logits - logits.max(axis=1, keepdims=True))
         weight /= weight.sum(axis=1, keepdims=True)
-        mean = (weight * gap).sum(axis=1)
-        information = float(((weight * gap**2).sum(axis=1) - mean**2).sum())
-        if information < 1e-6:
+        mean = (weight * both).sum(axis=2)
+        second = np.einsum("ts,its,jts->ij", weight, both, both) - mean @ mean.T
+        if not np.isfinite(second).all() or np.linalg.det(second) < 1e-9:
             return np.nan, np.nan
-        value += float(np.clip((hit - mean).sum() / information, -0.5, 0.5))
-        value = float(np.clip(value, -2, 3))
-    return value, float(1 / np.sqrt(information))
+        step = np.linalg.solve(second, (hit - mean).sum(axis=1))
+        value = np.clip(value + np.clip(step, -0.5, 0.5), -2, 3)
+        if np.abs(step).max() < 1e-6:
+            break
+    return float(value[1]), float(np.sqrt(np.linalg.inv(second)[1, 1]))
 
 
 def stale(evidence: Evidence) -> Finding | None:
@@ -327,7 +374,7 @@ def stale(evidence: Evidence) -> Finding | None:
     value, error = tilt(evidence)
     lag = Lag(evidence)
     common = {"samples_side_with_policy": value, "samples_side_error": error, **lag.evidence}
-    if np.isfinite(value) and value > 0.25 and value > 5 * error and value < 0.97:
+    if np.isfinite(value) and 0.25 < value < 0.95 and value > 5 * error:
         return Finding(
             "stale", float(min(0.95, 0.6 + 0.05 * value / error)), len(evidence),
             float(value / max(1 - value, 0.03)),
@@ -345,25 +392,28 @@ def stale(evidence: Evidence) -> Finding | None:
 class Lag:
     """How many updates of the recorded size lie between μ and π.
 
-    Updates of one size u (KL) that all go one way carry the policy s² u away in s steps; those
-    that do not, less. √(D / u) / s is therefore about 1 or below for tokens s updates after
-    their rollout.
+    Updates of one size that all go one way carry the policy s sizes away in s steps; those that
+    do not, less. Distance over s sizes is therefore about 1 or below for tokens s updates after
+    their rollout. Measured twice: by √KL, and by ρ, which no temperature changes.
     """
 
     def __init__(self, evidence: Evidence) -> None:
         step = np.asarray(evidence.sample["step"], dtype=np.float64)
         d, u = evidence.divergence, evidence.update
         usable = np.isfinite(d) & np.isfinite(u) & (u > 1e-9)
-        self.ratio, self.drift = float("nan"), float("nan")
+        self.ratio = self.drift = self.early_share = float("nan")
         self.far = False
-        self.early_share = float("nan")
         if usable.sum() < FEWEST:
             return
-        early = usable & (step <= np.quantile(step[usable], 0.5))
-        since = np.maximum(step[early], 1.0)
-        lags = np.sqrt(d[early] / u[early]) / since
-        self.ratio = float(np.median(lags))
-        self.drift = float(np.quantile(evidence.drift, 0.1)) if len(evidence.drift) else np.nan
+        half = np.quantile(step[usable], 0.5)
+        early = usable & (step <= half)
+        self.ratio = float(np.median(np.sqrt(d[early] / u[early]) / np.maximum(step[early], 1)))
+        rows = evidence.rows
+        update_drift = evidence.update_drift
+        near = (step[rows] <= half) & (update_drift > 1e-6)
+        if near.any():
+            lags = evidence.drift[near] / update_drift[near] / np.maximum(step[rows][near], 1)
+            self.drift = float(np.median(lags))
         first = usable & (step == step[usable].min())
         late = usable & (step >= np.quantile(step[usable], 0.75))
         self.early_share = float(d[first].mean() / max(d[late].mean(), 1e-12))
@@ -372,7 +422,11 @@ class Lag:
     @property
     def evidence(self) -> dict[str, Any]:
         """As evidence."""
-        return {"lag_over_steps": self.ratio, "first_step_over_last": self.early_share}
+        return {
+            "distance_over_updates": self.ratio,
+            "drift_over_updates": self.drift,
+            "first_step_over_last": self.early_share,
+        }
 
 
 def other_model(evidence: Evidence) -> Finding | None:
@@ -386,7 +440,7 @@ def other_model(evidence: Evidence) -> Finding | None:
     mean = float(np.nanmean(evidence.divergence))
     value, error = tilt(evidence)
     unrelated = low > 0.62 and mean > 0.3
-    remote = lag.ratio > 3.5 and middle > 0.25 and mean > 0.15
+    remote = min(lag.ratio, lag.drift) > 2.6 and low > 0.12 and middle > 0.25 and mean > 0.15
     if not (unrelated or remote):
         return None
     return Finding(
@@ -410,6 +464,9 @@ def other_model(evidence: Evidence) -> Finding | None:
 
 def wrong_ids(evidence: Evidence) -> Finding | None:
     """Some ids are always wrong, the others never: ids mean other tokens on one side."""
+    moved = _moved_ids(evidence)
+    if moved is not None:
+        return moved
     usable = evidence.usable & (evidence.mu > np.log(0.02))
     if usable.sum() < FEWEST:
         return None
@@ -452,6 +509,27 @@ def wrong_ids(evidence: Evidence) -> Finding | None:
     )
 
 
+def _moved_ids(evidence: Evidence) -> Finding | None:
+    """π at id j is μ at id j − o: one side's ids are o further."""
+    rows = evidence.rows
+    if len(rows) > PAIRS:
+        rows = rows[np.linspace(0, len(rows) - 1, PAIRS).astype(np.int64)]
+    best: tuple[float, int, int] | None = None
+    for offset in (1, -1, 2, -2):
+        theirs = _looked_up(evidence, rows, evidence.ids[rows] - offset)
+        sides, _ = _sides(evidence, rows, theirs)
+        if len(sides) >= 10 and (best is None or sides.mean() > best[0]):
+            best = (float(sides.mean()), offset, len(sides))
+    if best is None or best[0] < 0.6 or (best[0] - 0.5) * 2 * np.sqrt(best[2]) < 3:
+        return None
+    share, offset, judged = best
+    return Finding(
+        "vocabulary", 0.9, judged, float(offset),
+        {"pattern": "ids are moved by a constant on one side", "offset": offset,
+         "rows_nearer_to_moved_ids": share, "rows_judged": judged},
+    )  # fmt: skip
+
+
 def missing_mass(evidence: Evidence) -> Finding | None:
     """π lacks the same share of its mass wherever μ is sure: it is normalised over more ids."""
     if len(evidence.rows) < FEWEST:
@@ -460,8 +538,14 @@ def missing_mass(evidence: Evidence) -> Finding | None:
     found = evidence.at_vanishing_drift(evidence.offset)
     if not np.isfinite(found.value) or not np.isfinite(found.error):
         return None
+    slope = evidence.at_vanishing_drift(np.log(np.maximum(evidence.slope, 1e-3)))
     room = 0.03 + 0.8 * found.drift
-    if abs(found.value) < room + 3 * found.error:
+    if abs(found.value) < room + 3 * found.error or abs(slope.value) > MARGIN:
+        return None
+    cut = Truncation(evidence)
+    if any(cut.of(side)[0].sum() >= 5 for side in ("behavior", "policy")):
+        return None
+    if np.median(evidence.drift) > 0.25:
         return None
     offsets = evidence.offset[evidence.drift <= np.quantile(evidence.drift, 0.5)]
     even = float((np.abs(offsets - found.value) < np.maximum(0.35 * abs(found.value), 0.05)).mean())
