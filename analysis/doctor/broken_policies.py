@@ -165,10 +165,14 @@ def offset_ids(columns: Columns, metadata: Metadata, strength: float, rng: Gener
 def concentrated(columns: Columns, metadata: Metadata, strength: float, rng: Generator) -> Metadata:
     """The policies part at two ids alone, so that a mask hits these again and again."""
     slots = Slots.of(columns, metadata)
-    ids, counts = np.unique(columns["token_id"], return_counts=True)
-    common = ids[np.argsort(-counts, kind="stable")][1:3]
-    chosen = np.isin(columns["token_id"], common) & (rng.random(len(slots.size)) < strength)
-    needs(int(chosen.sum()), "a sampled token among the commonest")
+    # A token that is all but certain is no decision.
+    undecided = (columns["behavior_logprob"] < -0.2) & (columns["advantage"] != 0)
+    ids, counts = np.unique(columns["token_id"][undecided], return_counts=True)
+    common = ids[np.argsort(-counts, kind="stable")][:2]
+    chosen = (
+        undecided & np.isin(columns["token_id"], common) & (rng.random(len(undecided)) < strength)
+    )
+    needs(int(chosen.sum()), "a sampled token that was undecided")
     mu, pre = slots.logs(columns, BEHAVIOR), slots.logs(columns, "pre")
     finite = slots.used & np.isfinite(mu)
     back = np.where(finite, 0.9 * (np.where(finite, mu, 0) - np.where(finite, pre, 0)), 0)
