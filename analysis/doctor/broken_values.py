@@ -133,7 +133,7 @@ def replaced_last(
 ) -> Metadata:
     """The sampled token takes the K-th's place, and the metadata says union."""
     ids = columns["topk_ids"]
-    alone = ~_listed(columns).any(axis=1) & (ids >= 0).any(axis=1)
+    alone = np.asarray(~_listed(columns).any(axis=1) & (ids >= 0).any(axis=1))
     needs(int(alone.sum()), "a sampled token outside the top-K")
     last = (np.arange(ids.shape[1]) == ids.shape[1] - 1)[None, :] & alone[:, None]
     for name, scalar in _ENTRIES:

@@ -78,8 +78,9 @@ def draw_confusion(trial: Trial, *, ax: Axes | None = None) -> Axes:
     ax.set_ylabel("put in (cases)", fontsize=NORMAL)
     right, alarms = trial.right, trial.false_alarms
     ax.set_title(
-        f"right {right.count} of {right.cases} = {number(right.share)} · "
+        f"{trial.run}\nright {right.count} of {right.cases} = {number(right.share)} · "
         f"alarms on sound dumps {alarms.count} of {alarms.cases} = {number(alarms.share)}",
         fontsize=NORMAL,
+        parse_math=False,  # a folder may be named anything
     )
     return ax

@@ -53,7 +53,7 @@ def injected(
 
 
 def batch(columns: Columns) -> Batch:
-    return Batch("file", 0, columns, (columns["topk_ids"] >= 0).any(axis=1))
+    return Batch("file", 0, columns, np.asarray((columns["topk_ids"] >= 0).any(axis=1)))
 
 
 def log_mass(columns: Columns, metadata: Metadata, side: str) -> NDArray[np.float64]:

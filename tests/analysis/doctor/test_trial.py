@@ -162,7 +162,7 @@ def test_the_figure_shows_every_cell(some: Trial) -> None:
     assert shown == {
         (int(row), int(column)): int(matrix[row, column]) for row, column in np.argwhere(matrix)
     }
-    shades = axes.images[0].get_array()
+    shades = np.asarray(axes.images[0].get_array())
     np.testing.assert_allclose(shades, matrix / matrix.sum(axis=1, keepdims=True))
     assert axes.get_yticklabels()[0].get_text() == "temperature (3)"
     assert "4 of 6" in axes.get_title()
