@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from deltad import __version__
 from deltad.analysis.export import without_nan
-from deltad.analysis.question import Question
-from deltad.dumps import DumpError
+from deltad.analysis.question import Question, QuestionError
+from deltad.masks import CriterionError
 
 from .payload import MAX_TOKENS, Payload, build_payload
 from .sections import Context, Section, failed, sections
@@ -163,7 +163,9 @@ def _viewer(context: Context, seeds: Collection[int], tokens: int) -> Section:
         payload = build_payload(
             context.dump, context.question, seeds=seeds, tokens=tokens, progress=context.progress
         )
-    except DumpError as error:
+    except (QuestionError, CriterionError):
+        raise  # the question itself is at fault
+    except Exception as error:
         return Section("tokens", title, failed(error), error)
     context.payload = payload
     html = filled(

@@ -239,6 +239,18 @@ def _protocols(context: Context) -> str:
     return shown(protocol_table(context.dump, context.question, **context.options))
 
 
+def _ladder(context: Context) -> str:
+    """Where the sign of ΔD is lost."""
+    from deltad.analysis.ladder import ladder_table
+
+    table = ladder_table(context.dump, context.question, **context.options)
+    missing = "; ".join(f"{rung} ({why})" for rung, why in table.missing.items())
+    note = f'<p class="absent">Rungs that this dump does not have: {escape(missing)}.</p>'
+    label = "Share of signs of ΔD foretold, from a token's own gradient to the step that was made"
+    drawn = figure_element(table, name="ladder", label=label)
+    return drawn + (note if missing else "") + folded(table, "Numbers")
+
+
 def _swept(over: str, label: str) -> Part:
     """A sweep of the question."""
 
@@ -319,6 +331,12 @@ SECTIONS: Final[dict[str, tuple[str, str, tuple[Part, ...]]]] = {
         "A kept token can be judged by the update that was applied, or by another; the answer "
         "depends on it.",
         (_swept("protocol", "The rates under every protocol"), _protocols),
+    ),
+    "ladder": (
+        "Ladder",
+        "Where the sign of ΔD is lost, rung by rung from a token's own gradient to the step that "
+        "was made.",
+        (_ladder,),
     ),
     "sweeps": (
         "Sweeps",

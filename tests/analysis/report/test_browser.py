@@ -133,7 +133,7 @@ def page(browser: Any, file: Path) -> Iterator[Page]:
 
 def assert_counts(page: Page, table: RateTable) -> None:
     """The page's counts are the analysis's, in all and by seed."""
-    found = {"tokens": sum(seed.tokens for seed in table.seeds)}
+    found: dict[str, float] = {"tokens": sum(seed.tokens for seed in table.seeds)}
     found |= {"outside": table.outside.tokens, "disagreement": table.disagreement.tokens}
     for name in ("outside", "disagreement"):
         found[f"{name}-base"] = getattr(table, name).increase_rate
@@ -325,9 +325,10 @@ def test_filters_show_the_responses_that_hold_such_tokens(page: Page) -> None:
     shown = "[data-responses] article"
 
     def marked(name: str) -> list[bool]:
-        return tab.locator(shown).evaluate_all(
+        found: list[bool] = tab.locator(shown).evaluate_all(
             f"all => all.map(each => each.querySelector('.t.{name}:not(.faint)') !== null)"
         )
+        return found
 
     everything = tab.locator("[data-found]").inner_text()
     assert everything.startswith("180 of 180 responses, 900 tokens")
