@@ -39,6 +39,9 @@ class ResponseTokens:
         known only after the forward can be set by `MicroBatch.keep`.
     input_ids : Tensor of int, shape (B, L), optional
         Where the training forward is not called with `input_ids`.
+    full_logprobs : Tensor, shape (B, L, vocab), optional
+        log μ of the whole vocabulary, in nats, where it is known: then the divergences over the
+        whole vocabulary are recorded too.
 
     Raises
     ------
@@ -56,6 +59,7 @@ class ResponseTokens:
     group: Tensor
     keep: Tensor | None = None
     input_ids: Tensor | None = None
+    full_logprobs: Tensor | None = None
 
     def __post_init__(self) -> None:
         mask = self.response_mask
@@ -67,6 +71,8 @@ class ResponseTokens:
         batch, length = mask.shape
         tokens, rows = (batch, length), (batch,)
         top_k = self.topk_ids.shape[-1] if self.topk_ids.ndim == 3 else 0
+        full = self.full_logprobs
+        vocab = full.shape[-1] if full is not None and full.ndim == 3 else 0
         shapes: dict[str, list[tuple[int, ...]]] = {
             "advantages": [rows, tokens],
             "behavior_logprobs": [tokens],
@@ -76,6 +82,7 @@ class ResponseTokens:
             "group": [rows, tokens],
             "keep": [tokens],
             "input_ids": [tokens],
+            "full_logprobs": [(batch, length, max(vocab, 1))],
         }
         integer = {"topk_ids", "sequence", "group", "input_ids"}
         for name, allowed in shapes.items():

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from deltad.direction import DIRECTIONS
+from deltad.divergence import DIVERGENCES
 from deltad.dumps import Batch, Metadata, batch_tokens
 from deltad.masks import Tokens
-from deltad.support import SupportError, topk_support
+from deltad.support import LOGPROB_TOLERANCE, SupportError, full_support, topk_support
 
 from .behavior import ResponseTokens
 from .errors import ProbeError
@@ -19,6 +23,8 @@ from .head import Head
 from .readout import Readout
 from .rows import Rows as Rows
 from .rows import at_rows, behavior_columns, entry_or_scalar, policy_columns, to_numpy
+
+_TOGETHER: Final = 1 << 22  # log-probs of whole vocabularies held at once, 32 MB
 
 
 class MicroBatch:
@@ -37,6 +43,7 @@ class MicroBatch:
         self._keep: Tensor | None = tokens.keep
         self._b, self._j = tokens.where()
         self._ids = torch.empty(0)
+        self._full: Tensor | None = None
         self._index = torch.empty(0)
         self._positions = 0
         self._width = 0
@@ -171,6 +178,7 @@ class MicroBatch:
             f"id in `topk_ids` outside the vocabulary of {vocab_size}",
         )
         self._ids = torch.cat([topk, ids[:, None]], 1).long()
+        self._full = self._checked_full(vocab_size)
         grid = _kept_positions(forward, batch, length, b.device)
         self._positions, self._width = grid.numel(), grid.shape[-1]
         back = torch.full((batch * length,), -1, dtype=torch.long, device=b.device)
@@ -244,7 +252,36 @@ class MicroBatch:
     def read(self, hidden: Tensor, head: Head, **options: Any) -> Readout:
         """Read the policy at the rows from hidden states of the whole forward."""
         selected = self.select(hidden)
-        return head.read(selected, self._ids.to(selected.device), **options)
+        read = head.read(selected, self._ids.to(selected.device), **options)
+        if self._full is not None:
+            read = dataclasses.replace(
+                read, full=self._read_full(self._full, selected, head, options)
+            )
+        return read
+
+    def _read_full(
+        self, behavior: Tensor, selected: Tensor, head: Head, options: Mapping[str, Any]
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """D and Ḋ over the whole vocabulary, a few rows at a time."""
+        vocab = torch.arange(head.vocab_size, device=selected.device)
+        found = {
+            family: [selected.new_empty((2, 0), dtype=torch.float64)] for family in DIVERGENCES
+        }
+        step = max(1, _TOGETHER // head.vocab_size)
+        for start in range(0, len(selected), step):
+            part = selected[start : start + step]
+            policy = head.read(part, vocab.expand(len(part), -1), **options).logprobs
+            support = full_support(
+                behavior[start : start + step].to(policy),
+                policy,
+                self._ids[start : start + step, -1].to(policy.device),
+                check=False,  # `receive` has done it, and names the token
+            )
+            for family, divergence in DIVERGENCES.items():
+                pair = (divergence(support), DIRECTIONS[family](support).total)
+                found[family].append(torch.stack(pair))
+        whole = {family: torch.cat(parts, 1) for family, parts in found.items()}
+        return {family: (each[0], each[1]) for family, each in whole.items()}
 
     def columns(self, most: int = 4) -> Tensor:
         """Choose a few columns of the head's input that hold rows."""
@@ -317,6 +354,31 @@ class MicroBatch:
         if self._keep is None:
             return np.ones(len(self._b), np.bool_)
         return to_numpy(at_rows(self._keep, self._b, self._j), np.bool_)
+
+    def _checked_full(self, vocab_size: int) -> Tensor | None:
+        """What the behavior policy gives to the whole vocabulary, a row a token."""
+        full = self.tokens.full_logprobs
+        if full is None:
+            return None
+        if full.shape[-1] != vocab_size:
+            raise ProbeError(
+                f"`full_logprobs` must hold the {vocab_size} ids of the vocabulary, got "
+                f"{full.shape[-1]}"
+            )
+        rows = at_rows(full, self._b, self._j).detach().cpu().double()
+        mass = rows.exp().sum(-1)
+        self._refuse_where(
+            ~((mass - 1).abs() <= LOGPROB_TOLERANCE),
+            "the probabilities in `full_logprobs` must add up to 1: give log-probs of the whole "
+            "vocabulary at the sampling temperature",
+        )
+        given = at_rows(self.tokens.behavior_logprobs, self._b, self._j).cpu().double()
+        same = rows.gather(1, self._ids[:, -1:].cpu())[:, 0]
+        self._refuse_where(
+            ~((same - given).abs() <= LOGPROB_TOLERANCE),
+            "`full_logprobs` and `behavior_logprobs` differ at the sampled token",
+        )
+        return rows
 
     def _check_attended(self, attention_mask: Any) -> None:
         """Refuse response tokens that are padding or come right after it."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,12 +30,15 @@ class Readout:
         −Σ_j π_j log π_j over the whole vocabulary, in nats.
     collision : Tensor, shape (token,)
         Σ_j π_j² over the whole vocabulary, in (0, 1].
+    full : mapping of str to (Tensor, Tensor), each of shape (token,)
+        D and Ḋ over the whole vocabulary by divergence, where all of μ is known.
     """
 
     logsumexp: Tensor
     logprobs: Tensor
     entropy: Tensor
     collision: Tensor
+    full: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
 
 @torch.no_grad()

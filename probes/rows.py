@@ -67,11 +67,17 @@ def entry_or_scalar(rows: Rows) -> np.ndarray[Any, Any]:
 def policy_columns(read: Readout, when: str) -> Rows:
     """Columns of the policy before or after the step."""
     logprobs = read.logprobs.cpu().numpy().astype(np.float32)
+    full = {}
+    for family, (divergence, direction) in read.full.items():
+        full[f"full_{family}_{when}"] = to_numpy(divergence, np.float64)
+        if when == "pre":
+            full[f"full_{family}_direction"] = to_numpy(direction, np.float64)
     return {
         f"{when}_logprob": logprobs[:, -1].copy(),
         f"topk_{when}_logprobs": logprobs[:, :-1].copy(),
         f"{when}_collision": read.collision.cpu().numpy().astype(np.float32),
         f"{when}_entropy": read.entropy.cpu().numpy().astype(np.float32),
+        **full,
     }
 
 

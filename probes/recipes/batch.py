@@ -173,7 +173,12 @@ def split(groups: Sequence[Group], prompts: int, pad_id: int) -> Iterator[Miniba
 
 
 def read_behavior(
-    policy: SharedPrefix, minibatch: Minibatch, *, temperature: float, top_k: int
+    policy: SharedPrefix,
+    minibatch: Minibatch,
+    *,
+    temperature: float,
+    top_k: int,
+    full: bool = False,
 ) -> ResponseTokens:
     """Let the present policy say, as behavior, what it gives to a minibatch's tokens.
 
@@ -184,7 +189,7 @@ def read_behavior(
     minibatch
         Read in the same shapes in which it will be trained on, so that a policy that has not
         moved gives the same bits.
-    temperature, top_k
+    temperature, top_k, full
         As in `Recipe`.
 
     Returns
@@ -209,13 +214,12 @@ def read_behavior(
     hidden = entered[0][rows, positions - 1 - left_out]
     logits = minibatch.logits(output).detach().float() / temperature
     best = logits.topk(min(top_k, logits.shape[1]), dim=1).indices
-    read = head.read(
-        hidden,
-        torch.cat([best, minibatch.sampled()[:, None]], 1),
-        temperature=temperature,
-        token_chunk=TOKEN_CHUNK,
-        vocab_chunk=VOCAB_CHUNK,
-    )
+    options: dict[str, Any] = {
+        "temperature": temperature,
+        "token_chunk": TOKEN_CHUNK,
+        "vocab_chunk": VOCAB_CHUNK,
+    }
+    read = head.read(hidden, torch.cat([best, minibatch.sampled()[:, None]], 1), **options)
     mask = minibatch.response_mask
     ids = torch.full((*mask.shape, top_k), -1, dtype=torch.long)
     topk_logprobs = torch.full((*mask.shape, top_k), torch.nan, dtype=torch.float64)
@@ -224,6 +228,13 @@ def read_behavior(
     ids[rows, positions, :width] = best
     topk_logprobs[rows, positions, :width] = read.logprobs[:, :-1]
     logprobs[rows, positions] = read.logprobs[:, -1]
+    whole = None
+    if full:
+        vocab = torch.arange(head.vocab_size)
+        whole = torch.zeros(*mask.shape, head.vocab_size, dtype=torch.float64)
+        whole[rows, positions] = head.read(
+            hidden, vocab.expand(len(hidden), -1), **options
+        ).logprobs
     return ResponseTokens(
         response_mask=mask,
         advantages=minibatch.advantages,
@@ -232,4 +243,5 @@ def read_behavior(
         topk_logprobs=topk_logprobs,
         sequence=minibatch.sequence,
         group=minibatch.group,
+        full_logprobs=whole,
     )

@@ -205,6 +205,7 @@ class Chain:
                         minibatch,
                         temperature=recipe.temperature,
                         top_k=recipe.top_k,
+                        full=recipe.full,
                     ),
                 )
                 for minibatch in split(groups, recipe.prompts, world.pad_id)

@@ -94,6 +94,9 @@ class Recipe:
         minimum=1,
     )
     top_k: int = option(20, "Ids of the behavior policy that are recorded per token.", minimum=1)
+    full: bool = option(
+        False, "Record the divergences over the whole vocabulary too, at its cost in memory."
+    )
     optimizer: Literal["adamw", "sgd"] = option("adamw", "Optimizer of the policy.")
     lr: float = option(3e-4, "Learning rate, constant.", minimum=0.0)
     weight_decay: float = option(0.0, "Decoupled weight decay of AdamW.", minimum=0.0)
@@ -133,10 +136,9 @@ class Recipe:
                 criterion(arm).check_family(self.divergence)
             except ValueError as error:
                 raise RecipeError(f"`arms`: {error}") from error
-            if criterion(arm).columns not in ((), ("pre_collision",)):
+            if not (self.full or criterion(arm).columns in ((), ("pre_collision",))):
                 raise RecipeError(
-                    f"`arms`: {arm} needs the behavior policy's whole vocabulary, which recipes "
-                    "do not record"
+                    f"`arms`: {arm} needs the behavior policy's whole vocabulary: set `full`"
                 )
 
     @classmethod

@@ -47,6 +47,7 @@ class TinyRecipe(Recipe):
     zero_step_seeds: int = option(
         3, "The first so many seeds also record the arm zero-step, the noise floor.", minimum=0
     )
+    full: bool = option(True, "Record the divergences over the whole vocabulary too.")
     operands: int = option(
         32, "Operands are below this number; 2 to 64.", minimum=2, pretraining=True
     )

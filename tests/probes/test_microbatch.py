@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from deltad.masks import criterion
 from deltad.probes import ProbeError, ResponseTokens, UpdateProbe
+from tests import oracle
 
 from .tiny import (
     Batch,
@@ -22,6 +24,7 @@ from .tiny import (
 from .training import (
     adamw,
     changed,
+    reference,
     step,
 )
 
@@ -104,6 +107,54 @@ def test_minus_infinity_among_the_behaviors_top_k_is_recorded() -> None:
     with UpdateProbe(model, optimizer, sink) as probe:
         step(model, optimizer, [changed(each, topk_logprobs=logprobs)], probe)
     assert np.isneginf(sink.column("topk_behavior_logprobs")).any(1).all()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_the_whole_vocabulary_gives_its_divergences(
+    temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deltad.probes.microbatch._TOGETHER", 5 * 96)  # five rows at a time
+    model = tiny("llama")
+    each = batch(model, full=True, temperature=temperature)
+    optimizer = adamw(model)
+    b, j = each.tokens.where()
+    sink = Sink()
+    pi = {"pre": reference(model, each, temperature).exp()}
+    with UpdateProbe(model, optimizer, sink, temperature=temperature) as probe:
+        step(model, optimizer, [each], probe)
+    pi["post"] = reference(model, each, temperature).exp()
+    assert each.tokens.full_logprobs is not None
+    mu = each.tokens.full_logprobs[b, j].exp()
+    for row, sampled in enumerate(each.ids[b, j].tolist()):
+        for family, divergence in (("kl", oracle.kl), ("tv", oracle.tv)):
+            everything = range(96)
+            for when in ("pre", "post"):
+                found = sink.column(f"full_{family}_{when}")[row]
+                whole = divergence(mu[row].tolist(), pi[when][row].tolist(), everything)
+                assert found == pytest.approx(whole, abs=1e-6)
+            slope = oracle.central_difference(
+                divergence, mu[row].tolist(), pi["pre"][row].tolist(), everything, sampled
+            )
+            found = sink.column(f"full_{family}_direction")[row]
+            assert found == pytest.approx(slope, abs=1e-6)
+
+
+def test_the_full_criterion_decides_while_training() -> None:
+    model = tiny("llama")
+    each = batch(model, full=True)
+    optimizer = adamw(model)
+    with UpdateProbe(model, optimizer, Sink()) as probe:
+        measured = probe.expect(each.tokens)
+        model(**each.inputs)
+        tokens = measured.criterion_tokens()
+        probe.discard()
+    kept = criterion("predictive-kl-full").keep(tokens, threshold=0.1)
+    expected = ~(
+        (measured.rows["full_kl_pre"] > 0.1)
+        & (measured.rows["advantage"] * measured.rows["full_kl_direction"] > 0)
+    )
+    np.testing.assert_array_equal(kept, expected)
+    assert not kept.all()
 
 
 def test_packed_sequences_are_told_apart() -> None:
@@ -206,6 +257,18 @@ PLACE = "response token at row 0, position 3: "
         (
             lambda e: Batch({"input_ids": e.ids[:, :-1]}, e.tokens),
             r"got input_ids of shape \(3, 9\), expected \(3, 10\)",
+        ),
+        (
+            lambda e: changed(e, full_logprobs=torch.zeros(3, 10, 95)),
+            "`full_logprobs` must hold the 96 ids of the vocabulary, got 95",
+        ),
+        (
+            lambda e: changed(e, full_logprobs=torch.full((3, 10, 96), -9.0)),
+            PLACE + "the probabilities in `full_logprobs` must add up to 1",
+        ),
+        (
+            lambda e: changed(e, full_logprobs=torch.zeros(3, 10, 96).log_softmax(-1)),
+            PLACE + "`full_logprobs` and `behavior_logprobs` differ",
         ),
         (
             lambda e: changed(e, input_ids=e.ids + 1),

@@ -84,6 +84,7 @@ def batch(
     top_k: int = TOP_K,
     temperature: float = 1.0,
     first_sequence: int = 0,
+    full: bool = False,
 ) -> Batch:
     """Random prompts and responses; the behavior policy is the model with noise on its logits."""
     generator = torch.Generator().manual_seed(seed)
@@ -118,6 +119,7 @@ def batch(
         topk_logprobs=best.values,
         sequence=torch.arange(rows) + first_sequence,
         group=torch.arange(rows) // 2,
+        full_logprobs=logprobs.double().log_softmax(-1) if full else None,
     )
     return Batch({"input_ids": ids, "attention_mask": attended}, tokens)
 

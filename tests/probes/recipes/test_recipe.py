@@ -73,7 +73,6 @@ def test_unknown_variant_names_those_that_exist() -> None:
         ("arms", ("none", "ratoi"), "`arms`: there is no criterion 'ratoi'"),
         ("arms", ("none", "zero-step"), "`arms` leaves zero-step to `zero_step_seeds`"),
         ("arms", ("none", "predictive-tv-exact"), "`arms`: .*TV divergence"),
-        ("arms", ("none", "predictive-kl-full"), "`arms`: .*whole vocabulary"),
         ("arms", ("ratio",), "`go_on` must be one of `arms`, ratio, got 'none'"),
     ],
 )
@@ -105,6 +104,13 @@ def test_zero_step_is_an_arm_of_the_first_seeds_only() -> None:
     recipe = TinyRecipe(zero_step_seeds=2)
     assert recipe.arms_of(1) == (*recipe.arms, "zero-step")
     assert recipe.arms_of(2) == recipe.arms
+
+
+def test_the_whole_vocabulary_is_needed_by_the_full_criterion() -> None:
+    arms = ("none", "predictive-kl-full")
+    assert TinyRecipe(arms=arms).full
+    with pytest.raises(RecipeError, match=r"whole vocabulary: set `full`"):
+        TinyRecipe(arms=arms, full=False)
 
 
 def test_what_the_weights_depend_on_leaves_the_update_out() -> None:
