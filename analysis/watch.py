@@ -31,6 +31,9 @@ SHOWN: Final = (
 
 BLOCKS: Final = "▁▂▃▄▅▆▇█"
 
+_VALUE: Final = 10
+"""Characters that a number takes at most."""
+
 _TOTALS: Final = (
     "tokens", "outside", "outside_increase", "disagreement", "disagreement_increase",
     "criterion_kept", "criterion_unsafe", "criterion_contracting",
@@ -52,6 +55,8 @@ class StepTable(Result):
         Scalars whose course `text` shows, without the prefix.
     rows : int
         Arms and seeds in `text`, the last ones by seed.
+    width : int
+        Characters that the courses in `text` may take in all.
     problems : mapping of str to str
         Files that could not be read, and why.
     """
@@ -60,6 +65,7 @@ class StepTable(Result):
     steps: Sequence[StepScalars]
     shown: tuple[str, ...] = SHOWN
     rows: int = 8
+    width: int = 160
     problems: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -73,7 +79,7 @@ class StepTable(Result):
         question : StepQuestion, optional
             What to count; None for a monitor's own, and the default for a dump.
         **options
-            `shown` and `rows`.
+            `shown`, `rows` and `width`.
 
         Returns
         -------
@@ -202,8 +208,12 @@ class StepTable(Result):
         """A row a number: its newest value and how it went, for every arm of the last seed."""
         last = max(seed for _, seed in self.courses)
         arms = [arm for arm, seed in self.courses if seed == last]
-        width = {1: 40, 2: 24}.get(len(arms), 12)
-        table = _grid(f"seed {last}, newest step", *(head for arm in arms for head in (arm, "")))
+        names = max(map(len, (*self.shown, "masked/predictive-kl-aggregated")))
+        each = (self.width - names - 3) // len(arms) - _VALUE - 6
+        width = min(40, max(6, each))
+        table = _grid(
+            f"seed {last}, newest step", *(head for arm in arms for head in (_folded(arm), ""))
+        )
         series = {
             arm: [step.scalars(prefix="", sums=False) for step in self.courses[arm, last]]
             for arm in arms
@@ -263,6 +273,16 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(
         " " if math.isnan(value) else BLOCKS[round((value - low) * scale)] for value in means
     )
+
+
+def _folded(arm: str) -> str:
+    """An arm's name in lines little wider than a number."""
+    lines = [""]
+    for part in arm.replace("-", "-\0").split("\0"):
+        if lines[-1] and len(lines[-1] + part) > 13:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
 
 
 def _counts(counts: Mapping[str, float]) -> tuple[str, ...]:

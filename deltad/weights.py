@@ -36,10 +36,10 @@ from deltad.masks import (
 )
 
 ICEPOP_LOW: Final = 0.5
-"""α of IcePop, the smallest ratio that keeps its gradient (arXiv:2512.16144)."""
+"""α of IcePop, the smallest ratio that keeps its gradient; the value is commonly used."""
 
 ICEPOP_HIGH: Final = 5.0
-"""β of IcePop, the largest ratio that keeps its gradient (arXiv:2512.16144)."""
+"""β of IcePop, the largest ratio that keeps its gradient; others take 2 (slime, miles)."""
 
 CISPO_CAP: Final = 5.0
 """ε_max of CISPO, where the importance weight is clipped (ScaleRL's setting in TRL)."""
@@ -347,7 +347,7 @@ WEIGHTS: Final[Mapping[str, Weight]] = MappingProxyType(
                 formula="1 where α ≤ r ≤ β, else 0",
                 function=band,
                 source="IcePop: Ring-1T (arXiv:2510.18855), INTELLECT-3 (arXiv:2512.16144); "
-                "others take β = 2 (slime, miles) or α = 0.2 (a draft in prime-rl)",
+                "its α and β are those of a draft in prime-rl after the latter, not read in either report",
                 parameters=MappingProxyType({"low": ICEPOP_LOW, "high": ICEPOP_HIGH}),
             ),
             Weight(

@@ -67,14 +67,15 @@ def watch(
     files = StepFiles(run, question)
     shown = tuple(scalar) if scalar else SHOWN
 
-    def look(files: StepFiles) -> StepTable:
-        return StepTable.from_files(files, shown=shown, rows=rows)
+    def look(width: int = 160, height: int = 1000) -> StepTable:
+        listed = min(rows, max(1, height - len(shown) - 12))
+        return StepTable.from_files(files, shown=shown, rows=listed, width=width)
 
     if following:
         _follow(files, look, interval)
         return
     files.refresh()
-    write_result(look(files), form, output)
+    write_result(look(), form, output)
 
 
 def _question(
@@ -88,19 +89,22 @@ def _question(
     return StepQuestion(delta, divergence, criterion, baseline)
 
 
-def _follow(files: StepFiles, look: Callable[[StepFiles], StepTable], interval: float) -> None:
-    """Redraw whenever there is something new, until interrupted."""
+def _follow(files: StepFiles, look: Callable[[int, int], StepTable], interval: float) -> None:
+    """Redraw whenever there is something new or the window has another size, until interrupted."""
     from rich.console import Console
     from rich.live import Live
 
     try:
         files.refresh()
         console = Console(highlight=False, markup=False)
-        with Live(look(files).text(), console=console, auto_refresh=False) as live:
+        size = console.size
+        text = look(*size).text()
+        with Live(text, console=console, auto_refresh=False, vertical_overflow="crop") as live:
             live.refresh()
             while True:
                 time.sleep(interval)
-                if files.refresh():
-                    live.update(look(files).text(), refresh=True)
+                if files.refresh() or console.size != size:
+                    size = console.size
+                    live.update(look(*size).text(), refresh=True)
     except KeyboardInterrupt:
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,18 @@ def test_text_shows_totals_newest_steps_and_courses(table: StepTable) -> None:
     one = StepTable(table.run, table.steps, shown=("kl",), rows=1)
     assert len(as_text(one.text()).splitlines()) < len(text.splitlines())
     assert "k3_kl" not in as_text(one.text())
+
+
+def test_courses_are_as_wide_as_there_is_room(table: StepTable) -> None:
+    def blocks(width: int) -> int:
+        text = as_text(StepTable(table.run, table.steps, shown=("kl",), width=width).text())
+        (line,) = (line for line in text.splitlines() if line.startswith(" kl "))
+        return sum(line.count(block) for block in BLOCKS)
+
+    assert blocks(60) == blocks(400) == 3 * 6  # six steps and at least six blocks an arm
+    many = StepTable(table.run, [replace(table.steps[0], step=n) for n in range(99)], ("kl",))
+    lines = [len(as_text(replace(many, width=width).text())) for width in (60, 90, 400)]
+    assert lines == sorted(set(lines))
 
 
 def test_thinned_rows_are_said_to_be_so(tmp_path: Path) -> None:
