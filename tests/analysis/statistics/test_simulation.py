@@ -129,8 +129,8 @@ def test_holm_holds_the_chance_of_any_false_alarm() -> None:
         baseline = rng.normal(size=20)
         differences = rng.normal(size=(4, 20)) - baseline
         p = np.array([wilcoxon_test(each) for each in differences])
-        alarms += (p <= 0.05).any()
-        corrected += (holm(p) <= 0.05).any()
+        alarms += int((p <= 0.05).any())
+        corrected += int((holm(p) <= 0.05).any())
     print(alarms / 4000, corrected / 4000)
     assert alarms / 4000 > 0.08
     assert corrected / 4000 < 0.06
