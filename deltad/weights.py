@@ -347,7 +347,7 @@ WEIGHTS: Final[Mapping[str, Weight]] = MappingProxyType(
                 formula="1 where α ≤ r ≤ β, else 0",
                 function=band,
                 source="IcePop: Ring-1T (arXiv:2510.18855), INTELLECT-3 (arXiv:2512.16144); "
-                "its α and β are those of a draft in prime-rl after the latter, not read in either report",
+                "α and β are a draft's in prime-rl after the latter, read in neither report",
                 parameters=MappingProxyType({"low": ICEPOP_LOW, "high": ICEPOP_HIGH}),
             ),
             Weight(
