@@ -54,7 +54,7 @@ def neighbour(name: str, row: Row) -> float:
         return min(1.0, 5 / r)
     assert name == "drpo"
     shift = math.exp(min(0.0, row["pre_logprob"])) - math.exp(min(0.0, row["behavior_logprob"]))
-    return 1 - ((advantage > 0) - (advantage < 0)) * shift / 0.15
+    return float(1 - ((advantage > 0) - (advantage < 0)) * shift / 0.15)
 
 
 NEIGHBOURS = ("icepop", "mis", "tis", "cispo", "drpo")

@@ -24,7 +24,7 @@ from tests.analysis.test_comparison import assert_same
 from tests.analysis.test_conditions import CLASSES, WORDS, written
 from tests.dumps.factory import make_dump
 
-NAMES = ("ratio", "predictive-kl-aggregated", "icepop")
+NAMES = ("ratio", "predictive-kl-aggregated")
 ASKED = Question(threshold=0.1)
 
 
@@ -32,7 +32,7 @@ ASKED = Question(threshold=0.1)
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dump with every column and rows without vectors."""
     return make_dump(
-        tmp_path_factory.mktemp("conditions") / "run", seeds=(0, 1, 5), rows=120, threshold=0.1,
+        tmp_path_factory.mktemp("conditions") / "run", seeds=(0, 1, 5), rows=90, threshold=0.1,
         ranks=1, parts=2, top_k=3, vocab_size=30, drift=1.5, null_vectors=0.1, change=written,
     )  # fmt: skip
 

@@ -25,7 +25,7 @@ from deltad.dumps import Dump
 from deltad.dumps.columns import VECTORS
 from tests.analysis.brute_many import brute_pair, judge_rows, right
 from tests.analysis.test_comparison import assert_same
-from tests.dumps.factory import edit, edit_metadata, make_dump, part_files
+from tests.dumps.factory import edit, edit_metadata, make_dump
 
 PAIR = ("predictive-kl-aggregated", "ratio")
 
@@ -41,8 +41,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def cut(source: Path, target: Path, top_k: int) -> Path:
-    """The same dump as an engine with a smaller K would have left it."""
-    for file in part_files(source):
+    """The unmasked arm as an engine with a smaller K would have left it."""
+    for file in (source / "arm=none").glob("*/*.parquet"):
         copy = target / file.relative_to(source)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(file.read_bytes())
