@@ -130,6 +130,23 @@ def test_the_contracting_fraction_is_pooled_and_the_rate_is_a_mean_over_seeds() 
     assert table.criterion.contracting_fraction == 0.25
 
 
+def test_pooled_differences_are_those_of_all_kept_tokens() -> None:
+    table = table_of(
+        [([0.25, -0.5], [0.25]), ([], [-0.5, 0.25]), ([-0.5, 0.0], [-0.5])], "shared:none"
+    )
+    assert table.pooled_unsafe.difference == pytest.approx(1 / 4 - 2 / 4)
+    assert table.pooled_contracting.difference == pytest.approx(2 / 4 - 2 / 4)
+    assert (table.pooled_unsafe.clusters, table.pooled_unsafe.degrees) == (3, 1)
+    low, high = table.pooled_unsafe.difference_ci95
+    text = words(rate_text(table))
+    assert f"unsafe keep pooled, criterion − baseline          −0.250 [{low:+.3f}" in text.replace(
+        "[−", "[-"
+    )
+    assert f"{high:+.3f}]" in text
+    assert "jackknife over seeds" in text
+    assert "Permutation test: all " in text
+
+
 def test_frames_have_the_documented_columns(dump: Dump) -> None:
     table = rate_table(dump)
     frame = table.to_frame()
@@ -159,6 +176,11 @@ def test_frames_have_the_documented_columns(dump: Dump) -> None:
     )
     assert first.difference_low == summary["paired"]["difference_ci95"][0]
     assert first.wilcoxon_p == summary["paired"]["wilcoxon_p"]
+    assert first.permutation_p == summary["paired"]["permutation_p"]
+    for name, key in (("unsafe", "unsafe_keep_rate"), ("contracting", "contracting_fraction")):
+        pooled = summary["pooled"][key]
+        found = [first[f"pooled_{name}_difference{end}"] for end in ("", "_low", "_high")]
+        assert found == [pooled["difference"], *pooled["difference_ci95"]]
 
 
 def test_every_protocol_is_that_of_its_own_table_and_each_row_is_read_once(dump: Dump) -> None:
