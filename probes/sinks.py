@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from deltad.dumps.layout import check_arm
 from deltad.steps import StepScalars, steps_path
 
 
@@ -55,6 +56,7 @@ class JsonLines:
 
     def log_step(self, step: StepScalars) -> None:
         """Append a step to the file of its arm, seed and (first) rank."""
+        check_arm(step.arm)
         path = steps_path(self.run, step.arm, step.seed, step.ranks[0])
         line = json.dumps(step.to_json_object(), allow_nan=False).encode() + b"\n"
         path.parent.mkdir(parents=True, exist_ok=True)

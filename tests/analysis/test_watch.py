@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,35 @@ def test_totals_are_those_of_the_rate_table(name: str, divergence: str) -> None:
                 assert total[f"{side}_{count}"] == getattr(summary, count)
         whole = name.endswith("whole")
         assert total.get("tokens") == (sum(s.tokens for s in rates.seeds) if whole else None)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"null_vectors": 0.3, "ranks": 2, "parts": 2},
+        {"seeds": (-1, 0, 7), "empty_seeds": (7,), "optional": ()},
+        {"top_k": 30, "vocab_size": 24},
+        {"drift": 0.0, "top_k": 1},
+        {"stored": ("kl", 0.02)},
+        {"stored": ("tv", 0.02), "divergence": "tv"},
+    ],
+)
+def test_totals_are_those_of_the_rate_table_on_odd_dumps(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    divergence = options.get("divergence", "kl")
+    run = make_dump(tmp_path / "run", **{"drift": 1.5, **options})
+    table = StepTable.of(run, StepQuestion(threshold=0.05, divergence=divergence))
+    assert not table.problems
+    as_text(table.text())
+    to_json(table.to_json_object())
+    question = Question(threshold=0.05, divergence=divergence, protocol="shared:none")
+    rates = rate_table(Dump.open(run), question)
+    total = table.total("none")
+    assert total["outside"] == rates.outside.tokens
+    assert total["disagreement_increase"] == rates.disagreement.increase
+    assert total["criterion_unsafe"] == rates.criterion.unsafe
+    assert total["baseline_contracting"] == rates.baseline.contracting
 
 
 def test_columns_have_a_row_a_step(table: StepTable) -> None:

@@ -286,6 +286,12 @@ def test_a_line_after_a_crash_begins_anew(calls: list[tuple[str, Rows]], tmp_pat
     assert json.loads(lines[2]) == json.loads(lines[0])
 
 
+def test_an_arm_that_no_folder_can_carry_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="arm's name"):
+        JsonLines(tmp_path).log_step(StepScalars("../none", 0, 0))
+    assert not list(tmp_path.iterdir())
+
+
 def test_tensorboard_shows_every_number(calls: list[tuple[str, Rows]], tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     with warnings.catch_warnings():
