@@ -107,7 +107,7 @@ class Inspector {
         el("span", { class: masks ? "masks" : "keeps" }, !known ? "unknown" : masks ? "✕ masks" : "✓ keeps"),
       );
     });
-    return el("div", {}, el("h4", {}, `Decisions at δ = ${written(threshold)}`), el("ul", { class: "decisions" }, ...lines));
+    return el("div", {}, el("h4", {}, `Decisions at δ = ${threshold}`), el("ul", { class: "decisions" }, ...lines));
   }
 
   distribution(i) {
