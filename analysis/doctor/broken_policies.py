@@ -69,6 +69,26 @@ def shift_start(columns: Columns, metadata: Metadata, strength: float, rng: Gene
     return metadata
 
 
+def rolled(columns: Columns, metadata: Metadata, strength: float, rng: Generator) -> Metadata:
+    """The policy's values are gathered in place and then stored d rows late in their sequence."""
+    d = int(strength)
+    begins = _begins(columns)
+    index = np.arange(len(begins))
+    first = np.maximum.accumulate(np.where(begins, index, 0))
+    length = np.bincount(first, minlength=len(index))[first]
+    columns["position"] = (index - first).astype(np.int32)
+    source = first + (index - first - d) % length
+    needs(int((source == index - d).sum()), f"a neighbor at distance {d}")
+    _take_policies(columns, source)
+    return metadata
+
+
+def shuffled(columns: Columns, metadata: Metadata, strength: float, rng: Generator) -> Metadata:
+    """The policy's rows have come back in another order than the engine's."""
+    _take_policies(columns, rng.permutation(len(columns["step"])))
+    return metadata
+
+
 def stale(columns: Columns, metadata: Metadata, strength: float, rng: Generator) -> Metadata:
     """μ is of weights further back, the more so the later the step: log μ + c (log μ − log π)."""
     slots = Slots.of(columns, metadata)
@@ -223,6 +243,21 @@ def _policies_from(
         slots.store(columns, side, np.where(changed[:, None], found, logs))
         for moment in ("collision", "entropy"):
             name = f"{side}_{moment}"
+            if name in columns:
+                columns[name] = columns[name][source]
+
+
+def _take_policies(columns: Columns, source: NDArray[np.intp]) -> None:
+    """Each row's policies are its source's, slot by slot, where both have ids."""
+    known = (columns["topk_ids"] >= 0).all(axis=1)
+    source = np.where(known & known[source], source, np.arange(len(source)))
+    for side in POLICIES:
+        for name in (
+            f"{side}_logprob",
+            f"topk_{side}_logprobs",
+            f"{side}_collision",
+            f"{side}_entropy",
+        ):
             if name in columns:
                 columns[name] = columns[name][source]
 

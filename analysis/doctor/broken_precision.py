@@ -33,6 +33,18 @@ def engine_noise(columns: Columns, metadata: Metadata, strength: float, rng: Gen
     return _same_weights(columns, metadata, np.full(len(columns["token_id"]), strength), rng)
 
 
+def behavior_noise(
+    columns: Columns, metadata: Metadata, strength: float, rng: Generator
+) -> Metadata:
+    """The engine's precision moves its logits by σ nats, beside a policy that has moved on."""
+    slots = Slots.of(columns, metadata)
+    logs = slots.logs(columns, BEHAVIOR)
+    noise = strength * rng.normal(size=logs.shape)
+    slots.store(columns, BEHAVIOR, normalised(slots, logs + noise, slots.tail(logs)))
+    relist(columns)
+    return metadata
+
+
 def outliers(columns: Columns, metadata: Metadata, strength: float, rng: Generator) -> Metadata:
     """A share of tokens takes another route through experts: 1.5 nats there, bf16 elsewhere."""
     flipped = some_rows(rng, np.ones(len(columns["token_id"]), bool), strength)

@@ -52,6 +52,16 @@ def policy_temperature(
     return metadata
 
 
+def divided_logprobs(
+    columns: Columns, metadata: Metadata, strength: float, rng: Generator
+) -> Metadata:
+    """The trainer divides log-probs by τ where it should have divided logits."""
+    for side in POLICIES:
+        for name in (f"{side}_logprob", f"topk_{side}_logprobs"):
+            columns[name] = (columns[name] / strength).astype(np.float32)
+    return metadata
+
+
 def top_p(columns: Columns, metadata: Metadata, strength: float, rng: Generator) -> Metadata:
     """The engine samples from the nucleus and reports it renormalised, the rest as −∞."""
     _truncate(columns, metadata, *_nucleus(columns, metadata, strength), rng)

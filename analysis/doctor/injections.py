@@ -40,6 +40,14 @@ _FAULTS: Final = (
         sampling.policy_temperature,
         estimate=True,
     ),
+    Injection(
+        "divided-logprobs",
+        "temperature",
+        (0.5, 0.7, 1.5),
+        "τ of the policy relative to μ",
+        sampling.divided_logprobs,
+        estimate=True,
+    ),
     Injection("top-p", "truncation", (0.7, 0.8, 0.9, 0.95, 0.99), "p", sampling.top_p),
     Injection("top-p-absent", "truncation", (0.8, 0.9, 0.95), "p", sampling.top_p_absent),
     Injection("top-p-raw", "truncation", (0.7, 0.8, 0.9), "p", sampling.top_p_raw),
@@ -47,6 +55,7 @@ _FAULTS: Final = (
     Injection("min-p", "truncation", (0.02, 0.05, 0.1, 0.2), "share", sampling.min_p),
     Injection("policy-on-support", "truncation", (1.0,), "", sampling.policy_on_support),
     Injection("shift", "shift", (1.0, -1.0, 2.0, -2.0), "d tokens", policies.shift, estimate=True),
+    Injection("rolled", "shift", (1.0, -1.0, 2.0), "d tokens", policies.rolled, estimate=True),
     Injection("shift-start", "shift", (-1.0, 1.0, -2.0), "d tokens", policies.shift_start),
     Injection(
         "zero-scalar", "sentinel", _SHARES, "share of rows", fills.fill_scalar(0.0, "behavior")
@@ -89,6 +98,9 @@ _FAULTS: Final = (
         "minus-inf-row", "sentinel", _SHARES, "share of rows", fills.fill_row(_INFINITE, "behavior")
     ),
     Injection(
+        "zero-policy-row", "sentinel", _SHARES, "share of rows", fills.fill_row(0.0, "pre", "post")
+    ),
+    Injection(
         "minus-inf-policy",
         "sentinel",
         _SHARES,
@@ -100,6 +112,7 @@ _FAULTS: Final = (
     Injection("stale", "stale", (2.0, 4.0, 8.0), "c at the last step", policies.stale),
     Injection("other-model", "other-model", (1.5, 2.5), "σ in nats", policies.other_model),
     Injection("other-context", "other-model", (1.0,), "", policies.other_context),
+    Injection("shuffled", "other-model", (1.0,), "", policies.shuffled),
     Injection("weaker-model", "other-model", (0.5, 0.8), "weight", policies.weaker_model),
     Injection(
         "padded-vocabulary",
@@ -125,6 +138,7 @@ _FAULTS: Final = (
         precision.engine_noise,
         thin=False,
     ),
+    Injection("behavior-noise", "precision", (0.2, 0.5), "σ in nats", precision.behavior_noise),
     Injection(
         "outliers", "precision", (0.02, 0.05), "share of rows", precision.outliers, thin=False
     ),

@@ -31,8 +31,8 @@ LEGAL = (
     "temperature-behavior", "temperature-policy", "top-p", "top-p-absent", "top-p-raw", "top-k",
     "min-p", "policy-on-support", "shift", "shift-start", "minus-9999-row", "recomputed", "stale",
     "other-model", "other-context", "weaker-model", "permuted-ids", "offset-ids", "replaced-last",
-    "left-out", "engine-noise", "outliers", "drift-by-position", "rounded-logits",
-    "zero-advantage", "constant-advantage", "raw-rewards", "unsigned-advantage", "concentrated",
+    "left-out", "behavior-noise", "engine-noise", "outliers", "drift-by-position",
+    "rounded-logits", "zero-advantage", "constant-advantage", "raw-rewards", "unsigned-advantage", "concentrated",
 )  # fmt: skip
 """Faults that leave values which the contract allows: only a doctor can find them."""
 
@@ -123,7 +123,9 @@ def test_a_fault_of_meaning_leaves_values_that_the_contract_allows(dump: str) ->
             try:
                 columns, metadata = injected(name, strength, dump, "ratio")
             except NothingToBreakError:
-                assert name in ("replaced-last", "shift", "shift-start"), "these need certain rows"
+                assert name in ("replaced-last", "shift", "shift-start", "rolled"), (
+                    "these need certain rows"
+                )
                 continue
             check_batch(batch(columns), metadata)
 
@@ -141,7 +143,12 @@ def one_seed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sorted(
         INJECTIONS.keys()
         - set(LEGAL)
-        - {"minus-9999-rest", "minus-9999-unlikely", "rounded-logprobs"}  # now and then refused
+        - {
+            "divided-logprobs",
+            "minus-9999-rest",
+            "minus-9999-unlikely",
+            "rounded-logprobs",
+        }  # now and then refused
     ),
 )
 def test_a_fault_of_values_is_one_that_a_check_refuses(
@@ -304,6 +311,30 @@ def test_a_shift_moves_the_policies_rows_by_d(d: int) -> None:
     np.testing.assert_array_equal(
         changed["topk_behavior_logprobs"], columns["topk_behavior_logprobs"]
     )
+
+
+@pytest.mark.parametrize("d", [1, -2])
+def test_rolled_policies_are_those_of_the_row_d_before_slot_by_slot(d: int) -> None:
+    columns, _ = clean("tiny-whole")
+    changed, _ = injected("rolled", d)
+    source = np.arange(len(columns["step"])) - d
+    inside = (source >= 0) & (source < len(source))
+    source = np.clip(source, 0, len(source) - 1)
+    inside &= columns["sequence"][source] == columns["sequence"]
+    assert inside.sum() > 300
+    for name in ("pre_logprob", "topk_pre_logprobs", "topk_post_logprobs", "pre_entropy"):
+        np.testing.assert_array_equal(changed[name][inside], columns[name][source[inside]])
+    np.testing.assert_array_equal(np.sort(changed["pre_logprob"]), np.sort(columns["pre_logprob"]))
+    shuffled, _ = injected("shuffled", 1)
+    np.testing.assert_array_equal(np.sort(shuffled["pre_logprob"]), np.sort(columns["pre_logprob"]))
+    assert (shuffled["pre_logprob"] != columns["pre_logprob"]).mean() > 0.9
+
+
+def test_divided_logprobs_are_divided_and_nothing_else() -> None:
+    columns, _ = clean("tiny-whole")
+    changed, _ = injected("divided-logprobs", 0.5)
+    for name in ("pre_logprob", "topk_pre_logprobs", "post_logprob"):
+        np.testing.assert_array_equal(changed[name], 2 * columns[name])
 
 
 def test_a_shift_at_the_start_touches_nothing_else() -> None:
@@ -470,6 +501,10 @@ def test_conventions_lay_lists_out_as_they_say() -> None:
 
 
 def test_engine_noise_has_the_size_that_it_says() -> None:
+    columns, _ = clean("smollm2-whole")
+    noisy, _ = injected("behavior-noise", 0.3, "smollm2-whole")
+    assert np.std(noisy["behavior_logprob"] - columns["behavior_logprob"]) < 0.3
+    assert (np.diff(noisy["topk_behavior_logprobs"], axis=1) <= 0).all(), "in rank order"
     for sigma in (0.04, 0.25):
         changed, metadata = injected("engine-noise", sigma, "smollm2-whole")
         gap = changed["topk_pre_logprobs"] - changed["topk_behavior_logprobs"]
