@@ -19,6 +19,7 @@ from .headline import Headline as Headline
 from .headline import read_headline as read_headline
 from .ladder import LadderTable as LadderTable
 from .ladder import ladder_table as ladder_table
+from .ladder_text import LADDER_TABLE_COLUMNS as LADDER_TABLE_COLUMNS
 from .power import POWER_COLUMNS as POWER_COLUMNS
 from .power import PowerTable as PowerTable
 from .power import power_table as power_table
@@ -43,6 +44,7 @@ __all__ = [
     "COMPARISON_COLUMNS",
     "CONDITIONS",
     "CONDITION_COLUMNS",
+    "LADDER_TABLE_COLUMNS",
     "POWER_COLUMNS",
     "PROTOCOL_COLUMNS",
     "RATE_COLUMNS",

@@ -159,6 +159,7 @@ class LadderTable(Result):
     missing: Mapping[str, str] = field(default_factory=dict)
     recorded: Mapping[str, Any] = field(default_factory=dict)
     bootstrap_seed: int = 0
+    _known: dict[tuple[str, ...], Share] = field(default_factory=dict, repr=False)
 
     @property
     def arm(self) -> str:
@@ -187,15 +188,18 @@ class LadderTable(Result):
         Share
             Over the tokens that have the rung.
         """
-        at, place = _place(rung), self.criteria.index(criterion)
-        return self._pooled(
-            lambda seed: seed.masks[place] == (seed.grows[at] == 1), (rung,), within
-        )
+        return self._pooled("right", rung, criterion, within)
+
+    def right_by_seed(self, rung: str, criterion: str, within: str = "outside") -> Floats:
+        """The same share in every seed, shape (seed,); NaN where a seed has no such token."""
+        above, below = self._counts("right", rung, criterion, within)
+        shares: Floats = np.full(len(above), np.nan)
+        np.divide(above, below, out=shares, where=below > 0)
+        return shares
 
     def increase(self, rung: str, within: str = "outside") -> Share:
         """Share of tokens whose D grows on a rung: the base rate there."""
-        at = _place(rung)
-        return self._pooled(lambda seed: seed.grows[at] == 1, (rung,), within)
+        return self._pooled("increase", rung, "", within)
 
     def constant_guess(self, rung: str, within: str = "outside") -> float:
         """Share on which the better constant guess is right, in [0.5, 1]."""
@@ -204,10 +208,7 @@ class LadderTable(Result):
 
     def agreement(self, rung: str, within: str = "outside") -> Share:
         """Share of tokens whose sign on a rung is that of the step as it was made."""
-        at, made = _place(rung), _place("realized")
-        return self._pooled(
-            lambda seed: seed.grows[at] == seed.grows[made], (rung, "realized"), within
-        )
+        return self._pooled("agreement", rung, "", within)
 
     def cost(self, rung: str, criterion: str, within: str = "outside") -> Share:
         """What a rung adds to a criterion's share of right signs, mostly below 0.
@@ -220,24 +221,11 @@ class LadderTable(Result):
         Returns
         -------
         Share
-                Right on this rung less right on the one below, over the tokens that have both; on
+            Right on this rung less right on the one below, over the tokens that have both; on
             the lowest, less 1: what a criterion loses by seeing the top-K alone, or (the ratio)
             the sampled token alone.
         """
-        at, place = _place(rung), self.criteria.index(criterion)
-        below = self._below(rung)
-        if below is None:
-            return self._pooled(
-                lambda seed: (seed.masks[place] == (seed.grows[at] == 1)) - 1.0, (rung,), within
-            )
-        under = _place(below.name)
-
-        def gained(seed: SeedLadder) -> Floats:
-            here, there = (seed.masks[place] == (seed.grows[each] == 1) for each in (at, under))
-            gain: Floats = here.astype(np.float64) - there
-            return gain
-
-        return self._pooled(gained, (rung, below.name), within)
+        return self._pooled("cost", rung, criterion, within)
 
     def cause(self, rung: str) -> str:
         """What lies between a rung and the one below it that the dump has."""
@@ -289,18 +277,38 @@ class LadderTable(Result):
         at = names.index(rung)
         return self.rungs[at - 1] if at else None
 
-    def _pooled(self, value: Any, rungs: Sequence[str], within: str) -> Share:
-        """Weighted sum of a value over the tokens that have some rungs, pooled over seeds."""
-        places = [_place(rung) for rung in rungs]
-        weighted = any(rung in SAMPLED for rung in rungs)
-        above, below = np.zeros(len(self.seeds)), np.zeros(len(self.seeds))
+    def _pooled(self, kind: str, rung: str, criterion: str, within: str) -> Share:
+        """A share pooled over seeds, with its interval; drawn once."""
+        key = (kind, rung, criterion, within)
+        if key not in self._known:
+            above, below = self._counts(*key)
+            interval = statistics.bootstrap_ratio(above, below, seed=self.bootstrap_seed)
+            self._known[key] = Share(float(above.sum()), float(below.sum()), interval)
+        return self._known[key]
+
+    def _counts(self, kind: str, rung: str, criterion: str, within: str) -> tuple[Floats, Floats]:
+        """Numerator and denominator of a share in every seed."""
+        below = self._below(rung) if kind == "cost" else None
+        needed = {"agreement": [rung, "realized"], "cost": [rung, *([below.name] if below else [])]}
+        rungs = needed.get(kind, [rung])
+        places = [_place(each) for each in rungs]
+        judge = self.criteria.index(criterion) if criterion else 0
+        counts = np.zeros((2, len(self.seeds)))
         for at, seed in enumerate(self.seeds):
             known = _chosen(seed, within) & (seed.grows[places] != _UNKNOWN).all(axis=0)
-            weight = seed.weight[known] if weighted else np.ones(int(known.sum()))
-            above[at] = float((np.asarray(value(seed), np.float64)[known] * weight).sum())
-            below[at] = float(weight.sum())
-        interval = statistics.bootstrap_ratio(above, below, seed=self.bootstrap_seed)
-        return Share(float(above.sum()), float(below.sum()), interval)
+            grows = seed.grows[places][:, known] == 1
+            weight = np.ones(grows.shape[1])
+            if any(each in SAMPLED for each in rungs):
+                weight = seed.weight[known]
+            right = (seed.masks[judge, known] == grows).astype(np.float64)
+            value = {
+                "right": right[0],
+                "increase": grows[0],
+                "agreement": grows[0] == grows[-1],
+                "cost": right[0] - (right[-1] if below else 1.0),
+            }[kind]
+            counts[:, at] = (value * weight).sum(), weight.sum()
+        return counts[0], counts[1]
 
 
 def ladder_table(

@@ -77,7 +77,8 @@ def draw_foretold(table: LadderTable, within: str = "outside", *, ax: Axes | Non
     Returns
     -------
     Axes
-        A line a criterion with intervals, and the constant guess of every rung.
+        A line a criterion with intervals, its seeds as pale points, and the constant guess of
+        every rung.
     """
     ax = axes_or_new(ax)
     places = np.arange(len(table.rungs))
@@ -91,12 +92,18 @@ def draw_foretold(table: LadderTable, within: str = "outside", *, ax: Axes | Non
             places + shift, shares, np.nan_to_num(reach), color=colour_of(name), marker="o",
             markersize=5, linewidth=1.4, elinewidth=1.2, capsize=2, label=name,
         )  # fmt: skip
+        if len(table.seeds) > 1:
+            by_seed = [table.right_by_seed(rung.name, name, within) for rung in table.rungs]
+            ax.plot(
+                places + shift, np.array(by_seed), linestyle="none", marker=".", markersize=3,
+                color=colour_of(name), alpha=0.15, zorder=1, markeredgewidth=0,
+            )  # fmt: skip
     guesses = [table.constant_guess(rung.name, within) for rung in table.rungs]
     ax.plot(
         places, guesses, linestyle="none", marker="_", markersize=22, markeredgewidth=1.6,
         color=_GUESS, label="constant guess of the rung",
     )  # fmt: skip
-    ax.plot([], [], " ", label="bars: 95 %, bootstrap over seeds")
+    ax.plot([], [], " ", label="pale points: seeds; bars: 95 %, bootstrap over seeds")
     ax.axhline(0.5, color="black", linewidth=0.6, linestyle=":", zorder=0)
     ax.set_ylim(-0.03, 1.03)
     ax.set_title(f"{_NAMES[within]}: {table.tokens(within)}", fontsize=NORMAL)
@@ -138,6 +145,6 @@ def _rungs(table: LadderTable, ax: Axes) -> None:
     """Name the rungs along the axis."""
     labels = [textwrap.fill(rung.label, 13) for rung in table.rungs]
     ax.set_xticks(range(len(labels)), labels, fontsize=SMALL - 1)
-    ax.set_xlim(-0.5, len(labels) - 0.5)
+    ax.set_xlim(-0.5, max(1, len(labels)) - 0.5)
     ax.set_xlabel("ΔD along …", fontsize=NORMAL)
     ax.tick_params(axis="y", labelsize=SMALL)
