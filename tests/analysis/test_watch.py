@@ -63,7 +63,7 @@ def test_totals_are_those_of_the_rate_table(name: str, divergence: str) -> None:
         {"top_k": 30, "vocab_size": 24},
         {"drift": 0.0, "top_k": 1},
         {"stored": ("kl", 0.02)},
-        {"stored": ("tv", 0.02), "divergence": "tv"},
+        {"stored": ("tv", 0.02), "divergence": "tv", "arms": ("none", "ratio")},
     ],
 )
 def test_totals_are_those_of_the_rate_table_on_odd_dumps(
