@@ -336,9 +336,14 @@ def rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> fl
     both = ~(np.isnan(one) | np.isnan(other))
     if np.count_nonzero(both) < LEAST_RANKED:
         return math.nan
-    from scipy.stats import rankdata
-
-    ranks = [rankdata(values[both]) for values in (one, other)]
+    ranks = [_ranks(values[both]) for values in (one, other)]
     centred = [each - each.mean() for each in ranks]
     size = math.sqrt(float(centred[0] @ centred[0]) * float(centred[1] @ centred[1]))
     return ratio(float(centred[0] @ centred[1]), size)
+
+
+def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Ranks from 1; tied values have the mean of theirs."""
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(count)
+    return np.asarray((last - (count - 1) / 2)[place])
