@@ -297,6 +297,7 @@ def trial(
     repeats: int = 1,
     seed: int = 0,
     injections: Iterable[str] | None = None,
+    strengths: int | None = None,
     rows_per_case: int = ROWS_PER_CASE,
     examine: Doctor | None = None,
     progress: Callable[[int], None] | None = None,
@@ -314,6 +315,8 @@ def trial(
         Of the random numbers: the same seed makes the same cases.
     injections : iterable of str, optional
         Names of `INJECTIONS` and `CONTROLS`, by default all.
+    strengths : int, optional
+        Strengths a fault, at most, from the middle of its list; by default all.
     rows_per_case : int
         A case takes seeds until it has so many rows.
     examine : callable, optional
@@ -329,7 +332,7 @@ def trial(
     Raises
     ------
     ValueError
-        An injection that does not exist, or `repeats` below 1.
+        An injection that does not exist, or `repeats` or `strengths` below 1.
     DumpError, FileNotFoundError
         The dump cannot be read.
 
@@ -339,13 +342,15 @@ def trial(
     """
     if repeats < 1:
         raise ValueError(f"`repeats` must be at least 1, got {repeats}")
+    if strengths is not None and strengths < 1:
+        raise ValueError(f"`strengths` must be at least 1, got {strengths}")
     doctor = _the_doctor() if examine is None else examine
     opened = dump if isinstance(dump, Dump) else Dump.open(dump)
     rows = Rows(opened)
     arms = [arm for arm in opened.arms if arm != ZERO_STEP] or list(opened.arms)
     cases: list[Case] = []
     not_broken: list[tuple[str, float]] = []
-    for number, (injection, strength) in enumerate(_planned(injections, repeats)):
+    for number, (injection, strength) in enumerate(_planned(injections, repeats, strengths)):
         rng = np.random.default_rng([seed, number])
         seeds = _some_seeds(opened, arms[0], rows_per_case, rng)
         with tempfile.TemporaryDirectory(prefix="deltad-trial-") as folder:
@@ -363,9 +368,11 @@ def trial(
     return Trial(str(opened.path), tuple(cases), tuple(dict.fromkeys(not_broken)), repeats, seed)
 
 
-def planned(injections: Iterable[str] | None = None, repeats: int = 1) -> int:
+def planned(
+    injections: Iterable[str] | None = None, repeats: int = 1, strengths: int | None = None
+) -> int:
     """Number of cases that a trial will try; parameters as `trial`."""
-    return sum(1 for _ in _planned(injections, repeats))
+    return sum(1 for _ in _planned(injections, repeats, strengths))
 
 
 def clopper_pearson(count: int, cases: int) -> Interval:
@@ -410,11 +417,17 @@ def _the_doctor() -> Doctor:
     return examine
 
 
-def _planned(names: Iterable[str] | None, repeats: int) -> Iterator[tuple[Injection, float]]:
+def _planned(
+    names: Iterable[str] | None, repeats: int, strengths: int | None
+) -> Iterator[tuple[Injection, float]]:
     """Every injection and strength, as often as asked for."""
     every = [*INJECTIONS, *CONTROLS] if names is None else list(names)
     for injection in map(named_injection, every):
-        for strength in injection.strengths:
+        known = injection.strengths
+        many = min(len(known), strengths or len(known))
+        # Evenly spread: the middle one, or the quarters of the list.
+        for place in range(many):
+            strength = known[(2 * place + 1) * len(known) // (2 * many)]
             for _ in range(repeats):
                 yield injection, strength
 

@@ -32,7 +32,8 @@ LEGAL = (
     "min-p", "policy-on-support", "shift", "shift-start", "minus-9999-row", "recomputed", "stale",
     "other-model", "other-context", "weaker-model", "permuted-ids", "offset-ids", "replaced-last",
     "left-out", "behavior-noise", "engine-noise", "outliers", "drift-by-position",
-    "rounded-logits", "zero-advantage", "constant-advantage", "raw-rewards", "unsigned-advantage", "concentrated",
+    "rounded-logits", "zero-advantage", "constant-advantage", "raw-rewards", "unsigned-advantage",
+    "concentrated",
 )  # fmt: skip
 """Faults that leave values which the contract allows: only a doctor can find them."""
 

@@ -213,6 +213,20 @@ def test_the_seed_decides_everything() -> None:
     assert first(0) == first(0) != first(1)
 
 
+def test_fewer_strengths_are_spread_over_the_list() -> None:
+    def tried(strengths: int | None) -> list[float]:
+        names = ["temperature-behavior"]
+        result = trial(
+            DUMPS / "smollm2-whole", injections=names, strengths=strengths, examine=Parrot()
+        )
+        assert planned(names, strengths=strengths) == len(result.cases)
+        return [each.strength for each in result.cases]
+
+    assert tried(1) == [0.9]
+    assert tried(2) == [0.7, 1.2]
+    assert tried(None) == tried(99) == list(INJECTIONS["temperature-behavior"].strengths)
+
+
 def test_what_finds_nothing_to_break_is_no_case(tmp_path: Path) -> None:
     from tests.dumps.factory import make_dump
 
@@ -225,6 +239,8 @@ def test_what_finds_nothing_to_break_is_no_case(tmp_path: Path) -> None:
 def test_a_trial_refuses_what_it_cannot_do() -> None:
     with pytest.raises(ValueError, match="`repeats` must be at least 1, got 0"):
         trial(DUMPS / "tiny-whole", repeats=0)
+    with pytest.raises(ValueError, match="`strengths` must be at least 1, got 0"):
+        trial(DUMPS / "tiny-whole", strengths=0)
     with pytest.raises(ValueError, match="there is no injection 'flu'"):
         trial(DUMPS / "tiny-whole", injections=["flu"])
     with pytest.raises(FileNotFoundError):
@@ -251,7 +267,7 @@ def judged(result: Trial) -> None:
 
 @pytest.mark.parametrize("dump", ["tiny-whole", "smollm2-whole"])
 def test_the_doctor_names_the_right_cause(dump: str) -> None:
-    judged(trial(DUMPS / dump, injections=QUICK))
+    judged(trial(DUMPS / dump, injections=QUICK, strengths=1))
 
 
 @pytest.mark.slow
