@@ -17,16 +17,9 @@ import numpy as np
 from .question import Question, QuestionError
 from .rates import RateTable
 from .result import Result
+from .simulated import PowerRow, SimulatedDumps
 from .statistics import mean
-from .statistics.power import (
-    TESTS,
-    TIMES,
-    SeedModel,
-    detectable_difference,
-    rejections,
-    seed_model,
-    seeds_needed,
-)
+from .statistics.power import TESTS, TIMES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,33 +45,6 @@ POWER_COLUMNS: Final[dict[str, str]] = {
 """Columns of a power table, a row a test and difference, and what they mean."""
 
 
-@dataclass(frozen=True)
-class PowerRow:
-    """One test and one difference.
-
-    Attributes
-    ----------
-    test : str
-        One of `deltad.analysis.statistics.power.TESTS`.
-    difference : float
-        How far the criterion's mean rate lies below the baseline's.
-    seeds : int or None
-        Seeds needed; None where the rate cannot fall so far, or beyond a million.
-    power, rejects_equal : float
-        Share of simulated dumps of so many seeds in which the test rejects: at that
-        difference, and where the mean rates are equal. NaN without `seeds`.
-    power_here : float
-        The first with this dump's number of seeds; NaN where the rate cannot fall so far.
-    """
-
-    test: str
-    difference: float
-    seeds: int | None
-    power: float
-    rejects_equal: float
-    power_here: float
-
-
 @dataclass(frozen=True, eq=False)
 class PowerTable(Result):
     """What a number of seeds can see, by the seeds of one dump.
@@ -100,6 +66,11 @@ class PowerTable(Result):
     goal: float = POWER
     level: float = LEVEL
     times: int = TIMES
+
+    @cached_property
+    def dumps(self) -> SimulatedDumps:
+        """Dumps like this one."""
+        return SimulatedDumps(self.table, self.level, self.times)
 
     @property
     def question(self) -> Question:
@@ -133,29 +104,22 @@ class PowerTable(Result):
     @property
     def searches(self) -> tuple[tuple[str, float], ...]:
         """Test and difference of each row."""
-        if self.model(0.0) is None:
+        if self.dumps.model(0.0) is None:
             return ()
         return tuple((test, point) for test in TESTS for point in self.points)
 
     @cached_property
     def rejects_equal_here(self) -> dict[str, float]:
         """Share of dumps of as many seeds in which each test rejects equal mean rates."""
-        return self.shares(0.0, self.seeds)
+        return self.dumps.shares(0.0, self.seeds)
 
     @cached_property
     def detectable_here(self) -> dict[str, float]:
         """Smallest difference that each test sees with this dump's seeds; NaN where none."""
         most = self.paired_rates["baseline"]
-        if self.model(0.0) is None:
+        if self.dumps.model(0.0) is None:
             return dict.fromkeys(TESTS, math.nan)
-        return {
-            test: detectable_difference(
-                lambda point, test=test: self.shares(point, self.seeds)[test],  # type: ignore[misc]
-                self.goal,
-                most,
-            )
-            for test in TESTS
-        }
+        return {test: self.dumps.detectable(test, self.seeds, self.goal, most) for test in TESTS}
 
     @cached_property
     def curves(self) -> tuple[tuple[float, list[int], list[dict[str, float]]], ...]:
@@ -165,53 +129,16 @@ class PowerTable(Result):
         most = max([2 * self.seeds, 100, *(row.seeds or 0 for row in self.rows)])
         grid = [int(seeds) for seeds in np.unique(np.geomspace(5, most, 16).round())]
         return tuple(
-            (point, grid, [self.shares(point, seeds) for seeds in grid])
+            (point, grid, [self.dumps.shares(point, seeds) for seeds in grid])
             for point in (0.0, *self.points)
-            if self.model(point) is not None
+            if self.dumps.model(point) is not None
         )
-
-    def model(self, difference: float) -> SeedModel | None:
-        """The law of a seed's difference where the criterion's rate is so much lower."""
-        if difference not in self._models:
-            ours, theirs = (
-                tuple(
-                    [getattr(getattr(seed, side), name) for seed in self.table.seeds]
-                    for name in ("unsafe", "kept")
-                )
-                for side in ("criterion", "baseline")
-            )
-            self._models[difference] = seed_model(
-                (ours[0], ours[1]), (theirs[0], theirs[1]), -difference
-            )
-        return self._models[difference]
-
-    def shares(self, difference: float, seeds: int) -> dict[str, float]:
-        """Share of simulated dumps in which each test rejects, by test; NaN without a model."""
-        key = (difference, seeds)
-        if key not in self._simulated:
-            model = self.model(difference)
-            self._simulated[key] = (
-                dict.fromkeys(TESTS, math.nan)
-                if model is None
-                else rejections(
-                    model,
-                    seeds,
-                    level=self.level,
-                    times=self.times,
-                    seed=self.table.bootstrap_seed,
-                )
-            )
-        return self._simulated[key]
 
     def row(self, test: str, point: float) -> PowerRow:
         """The row of one test and difference; searched for once."""
         if (test, point) not in self._found:
-            self._found[test, point] = self._search(test, point)
+            self._found[test, point] = self.dumps.search(test, point, self.goal)
         return self._found[test, point]
-
-    def error(self, share: float) -> float:
-        """Standard error of a simulated share."""
-        return math.sqrt(share * (1 - share) / self.times)
 
     def to_json_object(self) -> dict[str, Any]:
         """`format`, the question, what this dump's seeds are like, `rows`; NaN is None."""
@@ -246,7 +173,7 @@ class PowerTable(Result):
                         "difference": row.difference,
                         "seeds": row.seeds,
                         "power": row.power,
-                        "power_error": self.error(row.power),
+                        "power_error": self.dumps.error(row.power),
                         "rejects_equal": row.rejects_equal,
                         "power_here": row.power_here,
                     }
@@ -264,7 +191,7 @@ class PowerTable(Result):
                 row.difference,
                 math.nan if row.seeds is None else row.seeds,
                 row.power,
-                self.error(row.power),
+                self.dumps.error(row.power),
                 row.rejects_equal,
                 row.power_here,
                 self.rejects_equal_here[row.test],
@@ -286,33 +213,9 @@ class PowerTable(Result):
 
         return power_figure(self)
 
-    def _search(self, test: str, point: float) -> PowerRow:
-        """Search one number of seeds."""
-        model = self.model(point)
-        if model is None:
-            return PowerRow(test, point, None, math.nan, math.nan, math.nan)
-        # What it would take if differences were normal; with skew it takes another number.
-        start = 8 * (max(model.spread, 0.01) / point) ** 2 / (1 - model.empty)
-        needed = seeds_needed(
-            lambda seeds: self.shares(point, seeds)[test], self.goal, start=round(min(start, 1e6))
-        )
-        power = math.nan if needed is None else self.shares(point, needed)[test]
-        equal = math.nan if needed is None else self.shares(0.0, needed)[test]
-        return PowerRow(test, point, needed, power, equal, self.shares(point, self.seeds)[test])
-
-    @cached_property
-    def _models(self) -> dict[float, SeedModel | None]:
-        """Laws made so far, by difference."""
-        return {}
-
     @cached_property
     def _found(self) -> dict[tuple[str, float], PowerRow]:
         """Rows searched so far."""
-        return {}
-
-    @cached_property
-    def _simulated(self) -> dict[tuple[float, int], dict[str, float]]:
-        """Shares simulated so far, by difference and seeds."""
         return {}
 
 

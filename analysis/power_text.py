@@ -147,7 +147,7 @@ def _seen(table: PowerTable) -> Table:
         *(DASH if math.isnan(each) else f"{100 * each:.1f} points" for each in detectable),
     )
     for point in table.points:
-        shares = table.shares(point, table.seeds)
+        shares = table.dumps.shares(point, table.seeds)
         grid.add_row(f"power at {points(point)}", *(number(shares[test]) for test in TESTS))
     equal = table.rejects_equal_here
     grid.add_row("rejects equal mean rates", *(number(equal[test]) for test in TESTS))
@@ -159,11 +159,12 @@ def _method(table: PowerTable) -> str:
     lines = [
         f"Two-sided tests at level {table.level:g}, power {table.goal:g}; each share from "
         f"{table.times} dumps simulated by drawing these seeds anew (random seed "
-        f"{table.table.bootstrap_seed}), ± {table.error(table.goal):.3f} near {table.goal:g}.",
+        f"{table.table.bootstrap_seed}), ± {table.dumps.error(table.goal):.3f} near "
+        f"{table.goal:g}.",
         "Seeds without a rate are counted as seeds. The permutation test of the mean rejects as "
         "the paired t-test does.",
     ]
-    limit = 1.5 * table.level + 3 * table.error(table.level)
+    limit = 1.5 * table.level + 3 * table.dumps.error(table.level)
     over = [
         test
         for test in TESTS

@@ -67,11 +67,11 @@ def test_more_seeds_see_smaller_differences_and_a_search_ends_at_its_goal(
         # The difference that these seeds see is between those that need more and fewer.
         seen = table.detectable_here[test]
         assert (seen > 0.1) == (small.seeds > table.seeds)
-        assert abs(table.shares(seen, table.seeds)[test] - 0.8) < 0.05
+        assert abs(table.dumps.shares(seen, table.seeds)[test] - 0.8) < 0.05
 
 
 def test_the_t_test_needs_what_its_formula_says(table: PowerTable) -> None:
-    model = table.model(0.1)
+    model = table.dumps.model(0.1)
     assert model is not None
     expected = 7.85 * (model.spread / 0.1) ** 2 / (1 - model.empty)
     assert table.row("paired t", 0.1).seeds == pytest.approx(expected, rel=0.1)
@@ -105,7 +105,7 @@ def test_the_figure_draws_a_curve_a_difference(table: PowerTable) -> None:
         curves = {line.get_label(): line for line in ax.lines}
         for point, label in ((0.0, "equal mean rates"), (0.1, "lower by 10 points")):
             xs, ys = (np.asarray(values).tolist() for values in curves[label].get_data())
-            assert ys == [table.shares(point, int(seeds))[test] for seeds in xs]
+            assert ys == [table.dumps.shares(point, int(seeds))[test] for seeds in xs]
         assert "this dump: 30 seeds" in curves
         assert test in ax.get_title()
     save_figure(figure, io.BytesIO(), form="png")
