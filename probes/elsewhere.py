@@ -228,14 +228,18 @@ def reduced_divergence(
 
 
 def moved(parameters: Parameters, direction: Parameters, by: float) -> dict[str, Tensor]:
-    """Parameters + by · direction; those that the direction does not name as they are."""
+    """Parameters + by · direction; those that the direction does not name as they are.
+
+    They want gradients, as the model's own do: that may decide which kernels run.
+    """
     with torch.no_grad():
-        return {
-            name: torch.add(value, direction[name], alpha=by).requires_grad_(value.requires_grad)
+        found = {
+            name: torch.add(value, direction[name], alpha=by)
             if name in direction
-            else value
+            else value.detach()
             for name, value in parameters.items()
         }
+    return {name: each.requires_grad_(each.is_floating_point()) for name, each in found.items()}
 
 
 def length(direction: Parameters) -> float:

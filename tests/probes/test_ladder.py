@@ -518,6 +518,38 @@ def test_a_step_that_moves_nothing_has_slope_zero() -> None:
     assert np.abs(sink.column("linear_delta_batch")).max() > 0
 
 
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+def test_no_way_along_the_step_d_is_d_before_to_the_bit(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of the step are read by the same kernels as before and after, with the same noise."""
+    monkeypatch.setattr(module, "TENTH", 0.0)
+    model = tiny(family)
+    optimizer, sink = adamw(model), Sink()
+    with UpdateProbe(model, optimizer, sink, ladder=Ladder(tokens=0)) as probe:
+        step(model, optimizer, [batch(model)], probe)
+    assert not sink.column("delta_tenth").any()
+    assert sink.column("delta_triple").all()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_a_compiled_model_has_the_same_ladder() -> None:
+    found = []
+    for compiled in (False, True):
+        torch.compiler.reset()
+        model = tiny("llama")
+        if compiled:
+            model.compile(backend="eager")
+        optimizer, sink = adamw(model), Sink()
+        with UpdateProbe(model, optimizer, sink, ladder=Ladder(tokens=5)) as probe:
+            step(model, optimizer, [batch(model)], probe)
+        found.append(sink)
+    for name in LADDER_COLUMNS:
+        np.testing.assert_allclose(
+            found[1].column(name), found[0].column(name), rtol=1e-3, atol=1e-5, err_msg=name
+        )
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
