@@ -9,17 +9,18 @@ import argparse
 import io
 import shutil
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-SIZE: Final = {"width": 1360, "height": 960}
+WIDTH: Final = 1360
+HEIGHT: Final = 960
 STEPS: Final = 12
 """How often `n` is pressed: the disagreement token that the picture looks at."""
 
 
-def picture(page: Path, scheme: str) -> Image.Image:
+def picture(page: Path, scheme: Literal["light", "dark"]) -> Image.Image:
     """Take the token viewer of a report, one token in disagreement in focus.
 
     Parameters
@@ -33,7 +34,11 @@ def picture(page: Path, scheme: str) -> Image.Image:
         browser = driver.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
-        tab = browser.new_page(viewport=SIZE, color_scheme=scheme, reduced_motion="reduce")
+        tab = browser.new_page(
+            viewport={"width": WIDTH, "height": HEIGHT},
+            color_scheme=scheme,
+            reduced_motion="reduce",
+        )
         tab.goto(page.resolve().as_uri())
         tab.wait_for_selector("#viewer[data-ready]", state="attached")
         tab.select_option('[data-set="colour"]', "delta_d")
@@ -52,7 +57,8 @@ def main() -> None:
     for name in ("page", "light", "dark"):
         parser.add_argument(name, type=Path)
     asked = parser.parse_args()
-    for scheme in ("light", "dark"):
+    schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+    for scheme in schemes:
         colours = picture(asked.page, scheme).convert("RGB").quantize(128)
         colours.save(getattr(asked, scheme), optimize=True)
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from deltad.analysis import Question, RateTable, rate_table
 from deltad.analysis.report import Report, report, sections
 from deltad.dumps import Dump
-from tests.dumps.factory import make_dump
+from tests.dumps.factory import make_dump, part_files, read_metadata, write_table
 
 pytestmark = pytest.mark.browser
 
@@ -455,6 +458,64 @@ def test_recorded_dumps_count_as_the_analysis_says(browser: Any, name: str, tmp_
         protocol = f"shared:{('none', 'predictive-kl-aggregated')[arm]}"
         assert_counts(page, rate_table(Dump.open(path), Question(threshold, protocol=protocol)))
     page.close()
+
+
+def copied(run: Path, target: Path, times: int) -> Path:
+    """A dump whose responses are there many times over, with log-probs a little apart."""
+    rng = np.random.default_rng(0)
+    for part in part_files(run):
+        table, metadata = pq.ParquetFile(part).read(), read_metadata(part)
+        copies = []
+        for copy in range(times):
+            columns = {name: table.column(name).combine_chunks() for name in table.schema.names}
+            sequence = columns["sequence"].to_numpy() + copy * 10_000
+            columns["sequence"] = pa.array(sequence, pa.int32())
+            for name in ("topk_behavior_logprobs", "topk_pre_logprobs", "topk_post_logprobs"):
+                lists = columns[name]
+                flat = lists.flatten().to_numpy()
+                moved = (flat - rng.uniform(0, 4e-5, len(flat))).astype(np.float32)
+                columns[name] = pa.FixedSizeListArray.from_arrays(pa.array(moved), type=lists.type)
+            copies.append(pa.table(columns, schema=table.schema))
+        file = target / part.relative_to(run)
+        file.parent.mkdir(parents=True)
+        metadata["rows_seen"] *= times
+        write_table(file, pa.concat_tables(copies), metadata, row_group_size=32_768)
+    return target
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_tokens_load_and_react(browser: Any, tmp_path: Path) -> None:
+    path = copied(ROOT / "data_dumps" / "tiny-whole", tmp_path / "run", 24)
+    dump = Dump.open(path)
+    file = viewer_alone(path, tmp_path / "report.html", tokens=200_000)
+    megabytes = file.stat().st_size / 1e6
+    assert megabytes < 16
+    begun = time.perf_counter()
+    page = Page(browser, file)
+    loaded = time.perf_counter() - begun
+    tokens = sum(dump.rows("none", seed) for seed in dump.seeds("none"))
+    assert tokens > 100_000
+    assert page.value("tokens") == tokens
+    counted, drawn = [], []
+    for threshold in (0.4, 0.05, 0.15):
+        page.threshold(str(threshold))
+        assert_counts(page, rate_table(dump, Question(threshold, protocol="shared:none")))
+        times = page.tab.eval_on_selector("#viewer", "e => [e.dataset.countMs, e.dataset.totalMs]")
+        counted.append(float(times[0]))
+        drawn.append(float(times[1]))
+    assert page.tab.locator("[data-responses] .t").count() < 5_000
+    page.tab.keyboard.press("Escape")  # out of the field
+    for _ in range(3):
+        page.tab.keyboard.press("n")
+    assert page.current() > 0
+    page.tab.locator("[data-responses]").evaluate("list => list.scrollTo(0, list.scrollHeight)")
+    last = page.tab.locator(f'[data-token="{tokens - 1}"]')
+    last.wait_for(timeout=20_000)
+    page.close()
+    print(
+        f"\n{tokens} tokens, {megabytes:.1f} MB, open in {loaded:.1f} s; a threshold counts in "
+        f"{max(counted):.0f} ms and is drawn in {max(drawn):.0f} ms"
+    )
 
 
 def test_whole_page_has_its_figures_and_no_complaint(browser: Any, tmp_path: Path) -> None:

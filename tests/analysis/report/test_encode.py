@@ -14,9 +14,7 @@ from deltad.analysis.report.encode import BEYOND, QUANTUM, TYPES, UNKNOWN, decod
 
 
 @given(
-    st.sampled_from(sorted(TYPES)).flatmap(
-        lambda name: arrays(np.dtype(name), st.integers(0, 40))
-    )
+    st.sampled_from(sorted(TYPES)).flatmap(lambda name: arrays(np.dtype(name), st.integers(0, 40)))
 )
 def test_a_column_comes_back_to_the_last_bit(values: Any) -> None:
     back = decode(encode(values), values.dtype.name)
