@@ -85,26 +85,49 @@ SAMPLED: Final = ("own", "sequence")
 _UNKNOWN: Final = -1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Share:
     """A share of tokens, pooled over seeds.
 
     Attributes
     ----------
-    numerator, denominator : float
-        Tokens; sampled tokens count for those that they stand for, so these may be broken.
-    ci95 : tuple of float
-        Bootstrap over seeds; NaN with fewer than two.
+    above, below : ndarray of float64, shape (seed,)
+        Its two counts in every seed; sampled tokens count for those that they stand for, so
+        these may be broken.
+    bootstrap_seed : int
+        Of the interval's random numbers.
     """
 
-    numerator: float
-    denominator: float
-    ci95: Interval
+    above: Floats
+    below: Floats
+    bootstrap_seed: int
+
+    @property
+    def numerator(self) -> float:
+        """Tokens counted."""
+        return float(self.above.sum())
+
+    @property
+    def denominator(self) -> float:
+        """Tokens among which they were counted."""
+        return float(self.below.sum())
 
     @property
     def share(self) -> float:
         """In [0, 1], for a difference in [−1, 1]; NaN over nothing."""
         return self.numerator / self.denominator if self.denominator else math.nan
+
+    @cached_property
+    def ci95(self) -> Interval:
+        """Bootstrap over seeds; NaN with fewer than two."""
+        return statistics.bootstrap_ratio(self.above, self.below, seed=self.bootstrap_seed)
+
+    @property
+    def by_seed(self) -> Floats:
+        """The share in every seed, shape (seed,); NaN where it has no such token."""
+        shares: Floats = np.full(len(self.above), np.nan)
+        np.divide(self.above, self.below, out=shares, where=self.below > 0)
+        return shares
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,13 +213,6 @@ class LadderTable(Result):
         """
         return self._pooled("right", rung, criterion, within)
 
-    def right_by_seed(self, rung: str, criterion: str, within: str = "outside") -> Floats:
-        """The same share in every seed, shape (seed,); NaN where a seed has no such token."""
-        above, below = self._counts("right", rung, criterion, within)
-        shares: Floats = np.full(len(above), np.nan)
-        np.divide(above, below, out=shares, where=below > 0)
-        return shares
-
     def increase(self, rung: str, within: str = "outside") -> Share:
         """Share of tokens whose D grows on a rung: the base rate there."""
         return self._pooled("increase", rung, "", within)
@@ -278,12 +294,10 @@ class LadderTable(Result):
         return self.rungs[at - 1] if at else None
 
     def _pooled(self, kind: str, rung: str, criterion: str, within: str) -> Share:
-        """A share pooled over seeds, with its interval; drawn once."""
+        """A share pooled over seeds; made once, so that its interval is drawn once."""
         key = (kind, rung, criterion, within)
         if key not in self._known:
-            above, below = self._counts(*key)
-            interval = statistics.bootstrap_ratio(above, below, seed=self.bootstrap_seed)
-            self._known[key] = Share(float(above.sum()), float(below.sum()), interval)
+            self._known[key] = Share(*self._counts(*key), self.bootstrap_seed)
         return self._known[key]
 
     def _counts(self, kind: str, rung: str, criterion: str, within: str) -> tuple[Floats, Floats]:

@@ -93,7 +93,7 @@ def draw_foretold(table: LadderTable, within: str = "outside", *, ax: Axes | Non
             markersize=5, linewidth=1.4, elinewidth=1.2, capsize=2, label=name,
         )  # fmt: skip
         if len(table.seeds) > 1:
-            by_seed = [table.right_by_seed(rung.name, name, within) for rung in table.rungs]
+            by_seed = [each.by_seed for each in found]
             ax.plot(
                 places + shift, np.array(by_seed), linestyle="none", marker=".", markersize=3,
                 color=colour_of(name), alpha=0.15, zorder=1, markeredgewidth=0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from pathlib import Path
 from typing import Any
@@ -37,45 +38,53 @@ def table(run: Path) -> LadderTable:
     return ladder_table(Dump.open(run), criteria=["predictive-kl-exact", "clip-higher"])
 
 
-def counted(
-    run: Path, rung: str, criterion: str, within: str, *, family: str = "kl"
-) -> tuple[list[dict[str, Any]], int]:
-    """Every token of a set that has a rung: grows, foretold, weight; and tokens of the set."""
+@functools.cache
+def outside(run: Path, family: str) -> list[tuple[int, dict[str, Any], Any, float, float, float]]:
+    """Seed, row, both policies, D, ΔD and the exact first-order change of the tokens outside."""
     rows, _, n = read_rows(run, "none")
-    pair = (f"predictive-{family}-aggregated", "ratio")
-    found: list[dict[str, Any]] = []
-    tokens = 0
+    found = []
     for seed, mine in rows.items():
-        here: list[dict[str, Any]] = []
         for row in mine:
             if row["topk_ids"] is None:
                 continue
             before = support(row, "pre", n)
             d = divergence(before, family)
-            if not d > 0.15:
-                continue
-            kept = {name: keeps(name, row, before, d, 0.15) for name in (*pair, criterion)}
-            exact = row["advantage"] * direction(before, family, "exact", row["pre_collision"])
-            change = divergence(support(row, "post", n), family) - d
-            value = {"logits": exact, "realized": change}.get(rung, row.get(COLUMNS[rung]))
-            here.append(
-                {
-                    "seed": seed,
-                    "disagree": kept[pair[0]] != kept[pair[1]],
-                    "sampled": row["linear_delta_own"] is not None,
-                    "grows": None if value is None else value > 0,
-                    "made": change > 0,
-                    "masked": not kept[criterion],
-                }
-            )
-        for each in here:
-            kind = [other for other in here if other["disagree"] == each["disagree"]]
-            sampled = sum(other["sampled"] for other in kind)
-            each["weight"] = len(kind) / sampled if sampled else 0
-        chosen = [each for each in here if each["disagree"] or within == "outside"]
-        tokens += len(chosen)
-        found += [each for each in chosen if each["grows"] is not None]
-    return found, tokens
+            if d > 0.15:
+                change = divergence(support(row, "post", n), family) - d
+                exact = row["advantage"] * direction(before, family, "exact", row["pre_collision"])
+                found.append((seed, row, before, d, change, exact))
+    return found
+
+
+def counted(
+    run: Path, rung: str, criterion: str, within: str, *, family: str = "kl"
+) -> tuple[list[dict[str, Any]], int]:
+    """Every token of a set that has a rung: grows, foretold, weight; and tokens of the set."""
+    pair = (f"predictive-{family}-aggregated", "ratio")
+    every: list[dict[str, Any]] = []
+    for seed, row, before, d, change, exact in outside(run, family):
+        kept = {name: keeps(name, row, before, d, 0.15) for name in (*pair, criterion)}
+        value = {"logits": exact, "realized": change}.get(rung, row.get(COLUMNS[rung]))
+        every.append(
+            {
+                "seed": seed,
+                "disagree": kept[pair[0]] != kept[pair[1]],
+                "sampled": row["linear_delta_own"] is not None,
+                "grows": None if value is None else value > 0,
+                "made": change > 0,
+                "masked": not kept[criterion],
+            }
+        )
+    for each in every:
+        kind = [
+            other
+            for other in every
+            if (other["seed"], other["disagree"]) == (each["seed"], each["disagree"])
+        ]
+        sampled = sum(other["sampled"] for other in kind)
+        each["weight"] = len(kind) / sampled if sampled else 0
+    chosen = [each for each in every if each["disagree"] or within == "outside"]
+    return [each for each in chosen if each["grows"] is not None], len(chosen)
 
 
 @pytest.mark.parametrize("within", SETS)
