@@ -53,6 +53,31 @@ _ALL: Final = (
         frozenset({"impossible-values"}),
     ),
     Cause(
+        "recomputed",
+        "μ was computed by the trainer instead of taken from the engine.",
+        policies.recomputed,
+        "Record the engine's own log-probs at sampling time; recomputed ones hide every "
+        "difference between engine and trainer, and r is 1 by construction.",
+        frozenset({"topk-convention", "stale", "precision"}),
+    ),
+    Cause(
+        "stale",
+        "μ comes from older weights than the sampler's, or than the updates explain.",
+        policies.stale,
+        "Synchronise the engine's weights before each rollout, take log-probs from the weights "
+        "that sampled, and record the staleness in the metadata.",
+        _DISTANCE | {"shift", "vocabulary", "concentration"},
+    ),
+    Cause(
+        "shift",
+        "The policy's rows are misaligned with the behavior's.",
+        policies.shift,
+        "Align labels and logits (the logits at t − 1 predict the token at t), and compare the "
+        "prompt's ids on both sides: chat template, BOS, EOS, left padding.",
+        _DISTANCE
+        | {"vocabulary", "truncation", "topk-convention", "impossible-values", "concentration"},
+    ),
+    Cause(
         "vocabulary",
         "Both sides do not mean the same tokens by the same ids.",
         policies.vocabulary,
@@ -69,37 +94,12 @@ _ALL: Final = (
         frozenset({"impossible-values", "truncation"}),
     ),
     Cause(
-        "recomputed",
-        "μ was computed by the trainer instead of taken from the engine.",
-        policies.recomputed,
-        "Record the engine's own log-probs at sampling time; recomputed ones hide every "
-        "difference between engine and trainer, and r is 1 by construction.",
-        frozenset({"topk-convention", "stale", "precision"}),
-    ),
-    Cause(
-        "shift",
-        "The policy's rows are misaligned with the behavior's.",
-        policies.shift,
-        "Align labels and logits (the logits at t − 1 predict the token at t), and compare the "
-        "prompt's ids on both sides: chat template, BOS, EOS, left padding.",
-        _DISTANCE
-        | {"vocabulary", "truncation", "topk-convention", "impossible-values", "concentration"},
-    ),
-    Cause(
         "truncation",
         "One side renormalised over the ids that truncated sampling left.",
         policies.truncation,
         "Use the same support on both sides: record log-probs before top-p, top-k and min-p "
         "(vLLM: logprobs_mode), or sample without truncation (top_p = 1, top_k = −1, min_p = 0).",
         _DISTANCE | {"vocabulary", "concentration"},
-    ),
-    Cause(
-        "stale",
-        "μ comes from older weights than the sampler's, or than the updates explain.",
-        policies.stale,
-        "Synchronise the engine's weights before each rollout, take log-probs from the weights "
-        "that sampled, and record the staleness in the metadata.",
-        frozenset({"other-model", "temperature", "precision", "concentration"}),
     ),
     Cause(
         "other-model",

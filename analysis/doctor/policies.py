@@ -27,6 +27,13 @@ MARGIN: Final = 0.05
 """|log τ| that is no finding: at vanishing drift real updates left up to 0.04."""
 
 PAIRS: Final = 4000
+"""Pairs of rows looked at for one shift."""
+
+EVEN: Final = 0.7
+"""Share of the rows of little drift that must agree on a temperature."""
+
+UNRELATED: Final = 0.62
+"""ρ (r = 0.85) that a tenth of all rows of related policies stay below."""
 
 
 def recomputed(evidence: Evidence) -> Finding | None:
@@ -111,7 +118,9 @@ def _looked_up(evidence: Evidence, rows: Ints, ids: NDArray[np.integer]) -> Floa
 
 
 def _sides(evidence: Evidence, rows: Ints, theirs: Floats) -> tuple[Ints, Bools]:
-    """Whether π is twice as near to other values as to the row's own μ, or the other way round.
+    """Whether π follows other values than the row's own μ, over the ids that both have.
+
+    By correlation, which no temperature and no offset changes, and by distance.
 
     Returns
     -------
@@ -121,32 +130,50 @@ def _sides(evidence: Evidence, rows: Ints, theirs: Floats) -> tuple[Ints, Bools]
         Rows that take sides.
     """
     own, policy = evidence.mu[rows], evidence.pi[rows]
+    shared = evidence.usable[rows] & np.isfinite(theirs)
+    gap = np.abs(np.where(shared, theirs - own, 0.0))
     # Only where the two differ can π take sides.
-    tells = evidence.usable[rows] & np.isfinite(theirs) & (np.abs(theirs - own) > 1.0)
-    to_own = np.where(tells, np.abs(policy - own), 0.0).sum(axis=1)
-    to_theirs = np.where(tells, np.abs(policy - theirs), 0.0).sum(axis=1)
-    others = to_theirs < 0.5 * to_own
-    some = tells.any(axis=1) & (others | (to_own < 0.5 * to_theirs))
+    tells = (shared.sum(axis=1) >= 3) & (gap.max(axis=1, initial=0) > 1.0)
+    with_own, with_theirs = (_correlation(policy, each, shared) for each in (own, theirs))
+    to_own, to_theirs = (
+        np.where(shared, np.abs(policy - each), 0.0).sum(axis=1) for each in (own, theirs)
+    )
+    others = (with_theirs > np.maximum(with_own + 0.25, 0.6)) & (to_theirs < 0.7 * to_own)
+    mine = (with_own > with_theirs) | (to_own < to_theirs)
+    some = tells & (others | mine)
     return others[some].astype(np.int64), some
+
+
+def _correlation(log_p: Floats, log_q: Floats, used: Bools) -> Floats:
+    """Pearson's r over the used slots of each row; 0 where one of them is constant."""
+    n = np.maximum(used.sum(axis=1, keepdims=True), 1)
+    p, q = (np.where(used, each, 0.0) for each in (log_p, log_q))
+    p, q = (np.where(used, each - each.sum(axis=1, keepdims=True) / n, 0.0) for each in (p, q))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        r = (p * q).sum(axis=1) / np.sqrt((p * p).sum(axis=1) * (q * q).sum(axis=1))
+    return np.where(np.isfinite(r), r, 0.0)
 
 
 def _misaligned_start(evidence: Evidence, tried: dict[str, float]) -> Finding | None:
     """Rows at the beginning of responses hold unrelated distributions, later ones do not."""
+    cut = Truncation(evidence)
+    if any(cut.of(side)[0].sum() >= 5 for side in ("behavior", "policy")):
+        return None  # few slots are left, and correlations mean little
     position = np.asarray(evidence.sample["position"])[evidence.rows]
-    broken = evidence.correlation < 0.35
     for length in (3, 2, 1):
         first, later = position < length, position >= length
-        if first.sum() < 4 or later.sum() < 10:
+        edge = position == length - 1
+        if edge.sum() < 4 or later.sum() < 10:
             continue
-        edge = broken[position == length - 1]
-        here, there = float(broken[first].mean()), float(broken[later].mean())
-        # Binomial: rows at the start are unrelated far more often than later ones.
-        score = (here - there) * np.sqrt(first.sum()) / np.sqrt(max(there * (1 - there), 0.02))
-        if len(edge) and edge.mean() > 0.4 and here > 0.4 and there < 0.15 and score > 5:
+        # One in twenty of the later rows is worse than this.
+        limit = max(float(np.quantile(evidence.drift[later], 0.95)), 0.6)
+        share = float((evidence.drift[edge] > limit).mean())
+        score = (share - 0.05) * np.sqrt(edge.sum() / (0.05 * 0.95))
+        if share > 0.5 and score > 4:
             return Finding(
                 "shift", 0.8, int(first.sum()), float(length),
                 {"pattern": "the first rows of responses hold other distributions",
-                 "unrelated_at_start": here, "unrelated_later": there, "tried": tried},
+                 "unrelated_at_start": share, "unrelated_later": 0.05, "tried": tried},
             )  # fmt: skip
     return None
 
@@ -238,6 +265,8 @@ def _unused_tail(evidence: Evidence) -> Finding | None:
     the lists; truncated sampling never exceeds its p. The same with the rank for top-k, and
     with the ratio to the likeliest id for min-p.
     """
+    if temperature(evidence) is not None:  # it moves samples out of μ's tail, or into it
+        return None
     rows = np.flatnonzero(
         evidence.usable_token
         & (evidence.listed & np.isfinite(evidence.mu)).any(axis=1)
@@ -293,7 +322,7 @@ def temperature(evidence: Evidence) -> Finding | None:
     if abs(found.value) < room + 2.5 * found.error:
         return None
     even = _even(evidence, found.value)
-    if even < 0.6:
+    if even < EVEN:
         return None
     low, high = found.interval
     sampled, error = tilt(evidence)
@@ -372,80 +401,123 @@ def tilt(evidence: Evidence) -> tuple[float, float]:
 def stale(evidence: Evidence) -> Finding | None:
     """μ is older than the sampler, or further back than the recorded updates can have gone."""
     value, error = tilt(evidence)
-    lag = Lag(evidence)
-    common = {"samples_side_with_policy": value, "samples_side_error": error, **lag.evidence}
-    if np.isfinite(value) and 0.25 < value < 0.95 and value > 5 * error:
+    common: dict[str, Any] = {
+        "samples_side_with_policy": value,
+        "samples_side_error": error,
+    }
+    if 0.25 < value < 0.95 and value > 5 * error:
         return Finding(
             "stale", float(min(0.95, 0.6 + 0.05 * value / error)), len(evidence),
-            float(value / max(1 - value, 0.03)),
+            float(value / (1 - value)),
             {"pattern": "tokens were sampled from a policy between μ and π", **common},
         )  # fmt: skip
-    if lag.far and lag.ratio > 4:
+    if len(evidence.rows) < FEWEST or np.median(evidence.drift) > 0.3:
+        return None
+    lag = Lag(evidence)
+    if lag.lowest > 2 and float(np.nanmean(evidence.divergence)) > 0.02:
         return Finding(
-            "stale", 0.75, len(evidence), lag.ratio,
+            "stale", 0.75, len(evidence), lag.value,
             {"pattern": "μ is further from π than the updates since the rollout can have gone",
-             **common},
+             **common, **lag.evidence},
         )  # fmt: skip
     return None
 
 
 class Lag:
-    """How many updates of the recorded size lie between μ and π.
+    """How many updates of the recorded size lie between μ and π, over those since the rollout.
 
     Updates of one size that all go one way carry the policy s sizes away in s steps; those that
-    do not, less. Distance over s sizes is therefore about 1 or below for tokens s updates after
-    their rollout. Measured twice: by √KL, and by ρ, which no temperature changes.
+    do not, less. For each seed and step the median over rows of
+
+        log √(D(μ^b, π) / D(π, π')) / 2 + log (ρ(μ, π) / ρ(π, π')) / 2 − log s
+
+    with π' the policy after the step, s the step's number and b the slope at vanishing drift,
+    which takes out a temperature. It is about 0 or below for a chain that begins at its rollout.
     """
 
     def __init__(self, evidence: Evidence) -> None:
-        step = np.asarray(evidence.sample["step"], dtype=np.float64)
-        d, u = evidence.divergence, evidence.update
-        usable = np.isfinite(d) & np.isfinite(u) & (u > 1e-9)
-        self.ratio = self.drift = self.early_share = float("nan")
-        self.far = False
+        self.value = self.lowest = self.flat = float("nan")
+        self.blocks = 0
+        rows = evidence.rows
+        if len(rows) < FEWEST:
+            return
+        step = np.asarray(evidence.sample["step"], dtype=np.float64)[rows]
+        slope = evidence.at_vanishing_drift(np.log(np.maximum(evidence.slope, 1e-3))).value
+        used = evidence.usable[rows] & np.isfinite(evidence.post[rows])
+        used &= ~evidence.filled("topk_post_logprobs")[rows]
+        scaled = evidence.mu[rows] * (float(np.exp(slope)) if np.isfinite(slope) else 1.0)
+        far = _conditional(scaled, evidence.pi[rows], used)
+        near = _conditional(evidence.pi[rows], evidence.post[rows], used)
+        usable = (far > 0) & (near > 1e-9) & (evidence.update_drift > 1e-6) & (evidence.drift > 0)
         if usable.sum() < FEWEST:
             return
-        half = np.quantile(step[usable], 0.5)
-        early = usable & (step <= half)
-        self.ratio = float(np.median(np.sqrt(d[early] / u[early]) / np.maximum(step[early], 1)))
-        rows = evidence.rows
-        update_drift = evidence.update_drift
-        near = (step[rows] <= half) & (update_drift > 1e-6)
-        if near.any():
-            lags = evidence.drift[near] / update_drift[near] / np.maximum(step[rows][near], 1)
-            self.drift = float(np.median(lags))
-        first = usable & (step == step[usable].min())
-        late = usable & (step >= np.quantile(step[usable], 0.75))
-        self.early_share = float(d[first].mean() / max(d[late].mean(), 1e-12))
-        self.far = bool(d[usable].mean() > 0.1)
+        value = np.full(len(rows), np.nan)
+        value[usable] = (
+            0.25 * np.log(far[usable] / near[usable])
+            + 0.5 * np.log(evidence.drift[usable] / evidence.update_drift[usable])
+            - np.log(np.maximum(step[usable], 1.0))
+        )
+        seed = np.asarray(evidence.sample["seed"])[rows]
+        block = (seed.astype(np.int64) << 32) + step.astype(np.int64)
+        medians = [
+            float(np.median(value[usable & (block == each)]))
+            for each in np.unique(block[usable])
+            if (usable & (block == each)).sum() >= 6
+        ]
+        self.blocks = len(medians)
+        if self.blocks >= 2:
+            self.value = float(np.exp(np.mean(medians)))
+            error = float(np.std(medians, ddof=1)) / np.sqrt(self.blocks)
+            self.lowest = self.value * float(np.exp(-2 * error))
+        low, high = np.quantile(step, [1 / 3, 2 / 3])
+        if low < high:
+            first, last = evidence.drift[step <= low], evidence.drift[step >= high]
+            self.flat = float(np.median(first) / max(np.median(last), 1e-9))
 
     @property
     def evidence(self) -> dict[str, Any]:
         """As evidence."""
         return {
-            "distance_over_updates": self.ratio,
-            "drift_over_updates": self.drift,
-            "first_step_over_last": self.early_share,
+            "updates_away_over_steps": self.value,
+            "at_least": self.lowest,
+            "first_drift_over_last": self.flat,
         }
+
+
+def _conditional(log_p: Floats, log_q: Floats, used: Bools) -> Floats:
+    """KL of two unnormalised rows over the used slots alone, nats."""
+    p, q = (_normalised(each, used) for each in (log_p, log_q))
+    gap = np.where(used, p - q, 0.0)
+    return np.asarray((np.where(used, np.exp(p), 0.0) * gap).sum(axis=1))
+
+
+def _normalised(logs: Floats, used: Bools) -> Floats:
+    """log-softmax over the used slots."""
+    masked = np.where(used, logs, -np.inf)
+    top = masked.max(axis=1, keepdims=True, initial=-1e30)
+    total = np.log(np.maximum(np.exp(masked - top).sum(axis=1, keepdims=True), 1e-300))
+    return np.asarray(masked - top - total)
 
 
 def other_model(evidence: Evidence) -> Finding | None:
     """The policies have less in common than any update leaves them."""
     if len(evidence.rows) < FEWEST:
         return None
-    drift = evidence.drift
-    low, middle = np.quantile(drift, [0.1, 0.5])
+    low, middle = np.quantile(evidence.drift, [0.1, 0.5])
     correlation = float(np.median(evidence.correlation))
     lag = Lag(evidence)
     mean = float(np.nanmean(evidence.divergence))
     value, error = tilt(evidence)
-    unrelated = low > 0.62 and mean > 0.3
-    remote = min(lag.ratio, lag.drift) > 2.6 and low > 0.12 and middle > 0.25 and mean > 0.15
-    if not (unrelated or remote):
+    # Unrelated even where they agree best; or further than updates go, or as far at the first
+    # step as at the last.
+    unrelated = low > UNRELATED and not lag.lowest < 1.2
+    flat = 0.65 < lag.flat < 1.5
+    remote = lag.lowest > 2.5 or (lag.lowest > 1.45 and flat and low > 0.2)
+    if mean < 0.12 or middle < 0.3 or not (unrelated or remote):
         return None
     return Finding(
         "other-model",
-        float(np.clip(0.6 + 0.2 * (low > 0.62) + 0.05 * min(lag.ratio, 6), 0, 0.95)),
+        0.95 if (low > UNRELATED and remote) or lag.lowest > 4 else 0.75,
         len(evidence.rows),
         correlation,
         {
@@ -520,7 +592,7 @@ def _moved_ids(evidence: Evidence) -> Finding | None:
         sides, _ = _sides(evidence, rows, theirs)
         if len(sides) >= 10 and (best is None or sides.mean() > best[0]):
             best = (float(sides.mean()), offset, len(sides))
-    if best is None or best[0] < 0.6 or (best[0] - 0.5) * 2 * np.sqrt(best[2]) < 3:
+    if best is None or best[0] < 0.85 or (best[0] - 0.5) * 2 * np.sqrt(best[2]) < 3:
         return None
     share, offset, judged = best
     return Finding(

@@ -133,7 +133,7 @@ def _concentrated(evidence: Evidence, arm: str, masked: NDArray[np.bool_]) -> Fi
     error = float(np.sqrt((sums**2).sum()))
     score = float(excess.sum()) / error if error > 0 else np.inf
     spread = 1 / float(((counts / total) ** 2).sum())
-    if share < 0.8 or share < 2 * base or base > 0.4 or score < 4:
+    if share < 0.8 or share < 2 * base or base > 0.4 or score < 2.5:
         return None
     return Finding(
         "concentration",

@@ -214,6 +214,8 @@ def _replaced_last(evidence: Evidence) -> tuple[Any, float]:
     # Rows sampled elsewhere are as likely under both. Were the lists a union, odds this high
     # would come up by chance in at most one dump in 1 / odds (Markov's inequality).
     odds = float(np.log1p(tail[hit] / last[hit]).sum())
-    if hit.sum() < 2 or odds < _LOG_ODDS:
+    # So many would have to be sampled from the tail; else μ is not what was sampled from.
+    expected = float((tail + last)[full].sum())
+    if hit.sum() < 2 or odds < _LOG_ODDS or hit.sum() > 3 * expected + 1:
         return none, odds
     return hit, odds
