@@ -66,7 +66,7 @@ _ALL: Final = (
         policies.stale,
         "Synchronise the engine's weights before each rollout, take log-probs from the weights "
         "that sampled, and record the staleness in the metadata.",
-        _DISTANCE | {"shift", "vocabulary", "concentration"},
+        _DISTANCE | {"shift", "vocabulary", "topk-convention", "concentration"},
     ),
     Cause(
         "shift",

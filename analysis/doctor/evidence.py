@@ -175,6 +175,28 @@ class Evidence:
         """Rows whose sampled token is in the list."""
         return np.asarray(self.sampled_slot.any(axis=1))
 
+    @cached_property
+    def policy_entry(self) -> Floats:
+        """log π of the sampled token as the list has it, shape (token,); NaN where not listed."""
+        at = self.sampled_slot & ~self.filled("topk_pre_logprobs") & np.isfinite(self.pi)
+        found = np.where(at, self.pi, -np.inf).max(axis=1, initial=-np.inf)
+        return np.where(at.any(axis=1), found, np.nan)
+
+    @cached_property
+    def misplaced(self) -> float:
+        """Share of rows whose policy scalar is another entry of their list, to the last digit.
+
+        The scalar and the list then come from one row, but from that of another token.
+        """
+        judged = np.isfinite(self.policy_entry) & np.isfinite(self.pi_token)
+        judged &= ~self.filled("pre_logprob")
+        if judged.sum() < FEWEST:
+            return 0.0
+        differs = judged & (np.abs(self.policy_entry - self.pi_token) > 1e-3)
+        with np.errstate(invalid="ignore"):
+            other = (np.abs(self.pi - self.pi_token[:, None]) < 1e-5) & self.listed
+        return float((differs & other.any(axis=1)).sum() / judged.sum())
+
     def mass(self, side: str) -> Floats:
         """Mass of the list, shape (token,): `mu` or `pi`; fills count nothing, −∞ neither."""
         logs, column = {

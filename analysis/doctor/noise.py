@@ -26,6 +26,9 @@ EXPECTED: Final = {
 """Standard deviation of a log-prob (nats) that a precision explains, generously: SmolLM2's
 engines moved log-probs by 4e-2 in bfloat16 and by 0.2 in int8 on average."""
 
+_HALVES: Final = {"bfloat16": 512, "float16": 4096}
+"""A value over this is the most by which rounding moves it."""
+
 LARGEST: Final = 0.5
 """Noise (nats) beyond which no precision of a working model is to blame."""
 
@@ -84,7 +87,7 @@ def _rounded(evidence: Evidence) -> Finding | None:
                 int(used.any(axis=1).sum()), None,
                 {"pattern": "log-probs rounded", "column": column, "fit_into": short,
                  "declared": name,
-                 "largest_error_nats": float(np.abs(values[used]).max()) / (256 if short == "bfloat16" else 2048)},
+                 "largest_error_nats": float(np.abs(values[used]).max()) / _HALVES[short]},
             )  # fmt: skip
         share, step = _on_grid(values.astype(np.float64), used)
         if share > 0.3:
@@ -233,5 +236,5 @@ def _growth(logs: Floats, position: NDArray[np.int32]) -> float:
 
 
 def _signed(evidence: Evidence) -> Floats:
-    """log π − log μ of usable slots."""
+    """Differences log π − log μ of usable slots."""
     return np.asarray((evidence.pi - evidence.mu)[evidence.usable])

@@ -72,6 +72,8 @@ def shift(evidence: Evidence) -> Finding | None:
     """The policy's row at t matches μ's row at t − d better than μ's row at t."""
     if not len(evidence.rows):
         return None
+    if evidence.misplaced > 0.2:
+        return _rolled(evidence)
     votes = {d: _votes(evidence, d) for d in DISTANCES}
     best: tuple[float, int, int, bool] | None = None
     for d, (nearer, position) in votes.items():
@@ -95,10 +97,32 @@ def shift(evidence: Evidence) -> Finding | None:
     return _misaligned_start(evidence, tried)
 
 
+def _rolled(evidence: Evidence) -> Finding | None:
+    """The policy's scalar at t is its list's entry where the token at t − d is listed."""
+    slot = np.where(evidence.is_listed, evidence.sampled_slot.argmax(axis=1), -1)
+    shares = {}
+    for d in DISTANCES:
+        rows, others = evidence.neighbours(d)
+        tells = (slot[others] >= 0) & (slot[others] != slot[rows])
+        rows, others = rows[tells], others[tells]
+        if len(rows) >= 6:
+            gap = np.abs(evidence.pi[rows, slot[others]] - evidence.pi_token[rows])
+            shares[d] = (float((gap < 1e-4).mean()), len(rows))
+    if not shares:
+        return None
+    d = max(shares, key=lambda each: shares[each][0])
+    share, pairs = shares[d]
+    if share < 0.7:
+        return None
+    return Finding(
+        "shift", 0.97, pairs, float(d),
+        {"pattern": "rows stored at another place", "agree_at_t_minus_d": share, "pairs": pairs,
+         "tried": {str(each): found[0] for each, found in shares.items()}},
+    )  # fmt: skip
+
+
 def _votes(evidence: Evidence, d: int) -> tuple[Ints, Ints]:
-    """For pairs of rows d apart that can tell: 1 where π at t is nearer to μ at t − d, 0 where it
-    is nearer to μ at t; and the position of t.
-    """
+    """Whether π at t follows μ at t − d (1) or at t (0), where it takes sides; position of t."""
     rows, others = evidence.neighbours(d)
     if len(rows) > PAIRS:
         pick = np.linspace(0, len(rows) - 1, PAIRS).astype(np.int64)
@@ -109,7 +133,7 @@ def _votes(evidence: Evidence, d: int) -> tuple[Ints, Ints]:
 
 
 def _looked_up(evidence: Evidence, rows: Ints, ids: NDArray[np.integer]) -> Floats:
-    """log μ that some rows give to ids, shape of `ids`; NaN where they do not list them."""
+    """Values of log μ that some rows give to ids, shape of `ids`; NaN where they do not list them."""
     found = np.full(ids.shape, np.nan)
     for slot in range(evidence.ids.shape[1]):
         listed = np.where(evidence.usable[rows, slot], evidence.ids[rows, slot], -2)
@@ -167,7 +191,9 @@ def _misaligned_start(evidence: Evidence, tried: dict[str, float]) -> Finding | 
             continue
         # One in twenty of the later rows is worse than this.
         limit = max(float(np.quantile(evidence.drift[later], 0.95)), 0.6)
-        share = float((evidence.drift[edge] > limit).mean())
+        worse = evidence.drift > limit
+        share = min(float(worse[position == each].mean()) for each in range(length)
+                    if (position == each).any())  # fmt: skip
         score = (share - 0.05) * np.sqrt(edge.sum() / (0.05 * 0.95))
         if share > 0.5 and score > 4:
             return Finding(
@@ -503,6 +529,12 @@ def other_model(evidence: Evidence) -> Finding | None:
     """The policies have less in common than any update leaves them."""
     if len(evidence.rows) < FEWEST:
         return None
+    if evidence.misplaced > 0.2:
+        return Finding(
+            "other-model", 0.9, len(evidence), evidence.misplaced,
+            {"pattern": "the policy's rows belong to other tokens",
+             "scalars_that_are_another_entry": evidence.misplaced},
+        )  # fmt: skip
     low, middle = np.quantile(evidence.drift, [0.1, 0.5])
     correlation = float(np.median(evidence.correlation))
     lag = Lag(evidence)
@@ -592,7 +624,7 @@ def _moved_ids(evidence: Evidence) -> Finding | None:
         sides, _ = _sides(evidence, rows, theirs)
         if len(sides) >= 10 and (best is None or sides.mean() > best[0]):
             best = (float(sides.mean()), offset, len(sides))
-    if best is None or best[0] < 0.85 or (best[0] - 0.5) * 2 * np.sqrt(best[2]) < 3:
+    if best is None or best[0] < 0.75 or (best[0] - 0.5) * 2 * np.sqrt(best[2]) < 3:
         return None
     share, offset, judged = best
     return Finding(

@@ -12,7 +12,7 @@ from deltad.masks import DEFAULT_THRESHOLD
 from .evidence import FEWEST, Evidence
 from .findings import Finding
 
-FEW_IDS: Final = 3
+FEW_IDS: Final = 5
 """Ids that count as "the same few"."""
 
 

@@ -18,6 +18,8 @@ def sentinel(evidence: Evidence) -> Finding | None:
     """Fills in the columns of log-probs: which value, where, how many."""
     if not evidence.fills:
         return None
+    if evidence.misplaced > 0.2 and all(set(f.values) == {"0"} for f in evidence.fills.values()):
+        return None  # sure tokens' log-probs in other tokens' rows
     rows = np.zeros(len(evidence), np.bool_)
     columns: dict[str, Any] = {}
     for name in COLUMNS:
@@ -81,7 +83,7 @@ def topk_convention(evidence: Evidence) -> Finding | None:
             ("entry against scalar, behavior", _entries(evidence, "behavior")),
             ("entry against scalar, policy", _entries(evidence, "pre")),
         )
-        if rows.any()
+        if rows.any() and not ("policy" in name and evidence.misplaced > 0.2)
     }
     replaced, odds = _replaced_last(evidence)
     if replaced.any():
