@@ -17,7 +17,7 @@ from deltad.logprobs import LOG_RATIO_BOUND, LogprobSums, k1, k2, k3
 from deltad.masks import CRITERIA, Tokens
 from deltad.metrics import METRICS, metric_values, metrics_reference
 
-few = settings(max_examples=30, deadline=None)
+few = settings(max_examples=20, deadline=None)
 
 
 @st.composite

@@ -25,7 +25,7 @@ from tests.policies import Pair, as_numpy, draw_pair, pairs
 from tests.test_masks import tokens_of
 
 OWN = [name for name, entry in WEIGHTS.items() if entry.criterion is None]
-few = settings(max_examples=20, deadline=None)
+few = settings(max_examples=8, deadline=None)
 each_own = pytest.mark.parametrize("name", OWN)
 BOUNDS = {
     "icepop": (0.0, 1.0),
