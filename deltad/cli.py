@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from deltad.commands import compare, dumps, power, rates, recipes
+from deltad.commands.doctor import doctor
 from deltad.commands.ladder import ladder
 from deltad.commands.report import report
 from deltad.commands.terminal import (
@@ -125,6 +126,7 @@ for command in (
     ladder,
     dumps.tokens,
     dumps.check,
+    doctor,
     report,
     watch,
 ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from deltad.dumps import Dump
 
 from .causes import CAUSES
-from .evidence import Evidence
+from .evidence import FEWEST, Evidence
 from .findings import Diagnosis, Finding, Looked
 from .sample import LIMIT, Sample, read_sample
 
@@ -52,7 +52,7 @@ def examine(
     evidence = Evidence(sample)
     with np.errstate(all="ignore"):  # the values may be anything
         findings = [found for cause in CAUSES.values() if (found := cause.detect(evidence))]
-    return Diagnosis(explained_away(findings), _looked(sample))
+    return Diagnosis(explained_away(findings), _looked(evidence))
 
 
 def explained_away(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -76,8 +76,9 @@ def explained_away(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(kept, key=lambda each: -each.confidence))
 
 
-def _looked(sample: Sample) -> Looked:
-    """What was looked at."""
+def _looked(evidence: Evidence) -> Looked:
+    """What was looked at, and what these rows cannot show."""
+    sample = evidence.sample
     return Looked(
         sample.run,
         sample.arm,
@@ -86,4 +87,37 @@ def _looked(sample: Sample) -> Looked:
         sample.seen,
         len(np.unique(sample["seed"])),
         len(np.unique(sample["step"])),
+        tuple(_not_judged(evidence)),
     )
+
+
+def _not_judged(evidence: Evidence) -> Iterator[str]:
+    """Questions that these rows leave open, a sentence each."""
+    sample = evidence.sample
+    if len(sample) < FEWEST:
+        yield (
+            f"too few tokens to tell: {len(sample)}, and what concerns distributions needs "
+            f"{FEWEST}; single values were looked at"
+        )
+        return
+    lists = int(evidence.has_list.sum())
+    if lists < len(sample):
+        yield f"{len(sample) - lists} tokens without lists: of these the scalars alone were seen"
+    if len(evidence.rows) < FEWEST:
+        yield (
+            f"temperature, other-model and stale: {len(evidence.rows)} lists have 5 ids or more "
+            f"with log-probs of both policies, {FEWEST} are needed"
+        )
+    if sample.thinned:
+        divergence, threshold = sample.metadata.stored_above or ("", 0.0)
+        yield (
+            f"tokens with {divergence.upper()} ≤ {threshold:g}, which are not stored; what is "
+            "stored was chosen for its distance, so that small noise does not show"
+        )
+    pairs = sum(len(evidence.neighbours(d)[0]) for d in (1, 2))
+    if pairs < 20:
+        yield f"shift: {pairs} pairs of neighboring tokens are stored"
+    if sample.metadata.stored_above is None and len(evidence.twins) < 5:
+        yield "precision by twins: fewer than 5 prefixes were sampled twice"
+    if not sample.metadata.behavior.get("precision"):
+        yield "precision against what was declared: the metadata has no `behavior.precision`"

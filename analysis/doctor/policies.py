@@ -133,7 +133,7 @@ def _votes(evidence: Evidence, d: int) -> tuple[Ints, Ints]:
 
 
 def _looked_up(evidence: Evidence, rows: Ints, ids: NDArray[np.integer]) -> Floats:
-    """Values of log μ that some rows give to ids, shape of `ids`; NaN where they do not list them."""
+    """Values of log μ that some rows give to ids, NaN where they do not list them."""
     found = np.full(ids.shape, np.nan)
     for slot in range(evidence.ids.shape[1]):
         listed = np.where(evidence.usable[rows, slot], evidence.ids[rows, slot], -2)
