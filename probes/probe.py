@@ -11,10 +11,11 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from .behavior import ResponseTokens
+from .climber import Climber
 from .errors import ProbeError
 from .forward import Forward
 from .head import Head
-from .ladder import Climber, Ladder
+from .ladder import Ladder
 from .microbatch import MicroBatch, Rows
 from .reading import PolicyReader, Pre
 from .unwrap import unwrap_model, unwrap_optimizer

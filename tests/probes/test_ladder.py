@@ -14,9 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-import deltad.probes.ladder as module
 from deltad.masks import criterion
-from deltad.probes import LADDER_COLUMNS, Ladder, ProbeError, UpdateProbe, branch
+from deltad.probes import LADDER_COLUMNS, Ladder, ProbeError, UpdateProbe, branch, climber, own
 from deltad.probes.elsewhere import Elsewhere
 from deltad.probes.replay import Call
 
@@ -405,7 +404,7 @@ def test_sequences_by_themselves_whole_batches_and_single_gradients_agree(
 
                 patch.setattr(Call, "of_rows", refuse)
             if kind == "few":
-                patch.setattr(module, "_TOGETHER", 0)
+                patch.setattr(own, "_TOGETHER", 0)
             ladder = Ladder(tokens=6, threshold=0.05)
             _, _, _, recorded, probe, _ = trained("qwen3", ladder=ladder)
         results.append(recorded)
@@ -539,7 +538,7 @@ def test_no_way_along_the_step_d_is_d_before_to_the_bit(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parts of the step are read by the same kernels as before and after, with the same noise."""
-    monkeypatch.setattr(module, "TENTH", 0.0)
+    monkeypatch.setattr(climber, "TENTH", 0.0)
     model = tiny(family)
     optimizer, sink = adamw(model), Sink()
     with UpdateProbe(model, optimizer, sink, ladder=Ladder(tokens=0)) as probe:
