@@ -18,7 +18,7 @@ from .figures import save_figure as save_figure
 from .headline import Headline as Headline
 from .headline import read_headline as read_headline
 from .ladder import LadderTable as LadderTable
-from .ladder import ladder_table as ladder_table
+from .ladder_counting import ladder_table as ladder_table
 from .ladder_text import LADDER_TABLE_COLUMNS as LADDER_TABLE_COLUMNS
 from .power import POWER_COLUMNS as POWER_COLUMNS
 from .power import PowerTable as PowerTable

@@ -9,7 +9,7 @@ order, parts of the step, the step.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -18,24 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import statistics
-from .counting import (
-    Decider,
-    Outside,
-    Progress,
-    checked_batches,
-    columns_for,
-    decisions,
-    outside_of,
-)
-from .question import OWN, Question, QuestionError, check_columns, decider
+from .question import Question
 from .result import Result
 from .statistics import Interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import RenderableType
-
-    from deltad.dumps import Dump, Metadata
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -82,7 +71,8 @@ SETS: Final = ("outside", "disagreement")
 SAMPLED: Final = ("own", "sequence")
 """The rungs that a sample of tokens has."""
 
-_UNKNOWN: Final = -1
+UNKNOWN: Final = -1
+"""Stands in `SeedLadder.grows` for a sign that was not measured."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,9 +246,9 @@ class LadderTable(Result):
 
     def sampled(self, within: str = "outside") -> int:
         """How many of them have the sampled rungs."""
-        at = _place("own")
+        at = place("own")
         return sum(
-            int((_chosen(seed, within) & (seed.grows[at] != _UNKNOWN)).sum()) for seed in self.seeds
+            int((_chosen(seed, within) & (seed.grows[at] != UNKNOWN)).sum()) for seed in self.seeds
         )
 
     def to_json_object(self) -> dict[str, Any]:
@@ -305,11 +295,11 @@ class LadderTable(Result):
         below = self._below(rung) if kind == "cost" else None
         needed = {"agreement": [rung, "realized"], "cost": [rung, *([below.name] if below else [])]}
         rungs = needed.get(kind, [rung])
-        places = [_place(each) for each in rungs]
+        places = [place(each) for each in rungs]
         judge = self.criteria.index(criterion) if criterion else 0
         counts = np.zeros((2, len(self.seeds)))
         for at, seed in enumerate(self.seeds):
-            known = _chosen(seed, within) & (seed.grows[places] != _UNKNOWN).all(axis=0)
+            known = _chosen(seed, within) & (seed.grows[places] != UNKNOWN).all(axis=0)
             grows = seed.grows[places][:, known] == 1
             weight = np.ones(grows.shape[1])
             if any(each in SAMPLED for each in rungs):
@@ -325,187 +315,7 @@ class LadderTable(Result):
         return counts[0], counts[1]
 
 
-def ladder_table(
-    dump: Dump,
-    question: Question | None = None,
-    *,
-    criteria: Sequence[str] = (),
-    bootstrap_seed: int = 0,
-    progress: Progress | None = None,
-) -> LadderTable:
-    """Follow the sign of ΔD from a token's own logits to the realized step.
-
-    Parameters
-    ----------
-    dump : Dump
-        With the ladder's columns; without them the lowest rung and the step itself remain.
-    question : Question, optional
-        By default the paper's; its protocol names the arm.
-    criteria : sequence of str
-        Others to judge beside the question's two.
-    bootstrap_seed : int
-        Of the intervals' random numbers.
-    progress : callable, optional
-        Told the number of rows of every block read.
-
-    Returns
-    -------
-    LadderTable
-        `missing` says which rungs the dump does not have, and why.
-
-    Raises
-    ------
-    QuestionError, CriterionError
-        The dump cannot answer the question, or the protocol is `own`.
-    DumpError
-        A row holds an impossible value.
-    """
-    asked = question or Question()
-    if asked.protocol == OWN:
-        raise QuestionError(
-            "the ladder follows one update: ask for the protocol `shared:` and an arm"
-        )
-    resolved = asked.resolve(dump)
-    arm = resolved.criterion_arm
-    names = tuple(
-        dict.fromkeys((resolved.question.criterion, resolved.question.baseline, *criteria))
-    )
-    deciders = [decider(name) for name in names]
-    for each in deciders:
-        check_columns(dump, arm, each)
-    recorded = dump.metadata(arm).extra.get("ladder")
-    recorded = recorded if isinstance(recorded, dict) else {}
-    missing = _missing(dump, arm, resolved.question)
-    columns = [
-        *columns_for(*deciders),
-        *(rung.column for rung in RUNGS if rung.column and rung.name not in missing),
-    ]
-    if "logits" not in missing:
-        columns.append("pre_collision")
-    seeds = tuple(
-        _seed(dump, arm, seed, resolved.question, deciders, list(dict.fromkeys(columns)), recorded,
-              missing, progress)
-        for seed in dump.seeds(arm)
-    )  # fmt: skip
-    for rung in RUNGS:
-        if rung.name not in missing and all(
-            (seed.grows[_place(rung.name)] == _UNKNOWN).all() for seed in seeds
-        ):
-            reason = recorded.get("reasons", {}).get(rung.name)
-            missing[rung.name] = (
-                f"column `{rung.column}` is NULL in every token outside"
-                + (f" ({reason})" if reason else "")
-                if any(len(seed.disagreement) for seed in seeds)
-                else "no token is outside"
-            )
-    return LadderTable(resolved.question, names, seeds, missing, recorded, bootstrap_seed)
-
-
-def _missing(dump: Dump, arm: str, question: Question) -> dict[str, str]:
-    """Rungs that an arm does not have, and why."""
-    present = dump.optional_columns(arm)
-    found: dict[str, str] = {}
-    if "pre_collision" not in present:
-        found["logits"] = "column `pre_collision` is missing"
-    metadata = dump.metadata(arm)
-    followed = _followed(metadata)
-    for rung in RUNGS:
-        if rung.column and rung.column not in present:
-            found[rung.name] = f"column `{rung.column}` is missing"
-        elif rung.column and followed != question.divergence:
-            found[rung.name] = (
-                f"column `{rung.column}` follows the divergence {followed}, not "
-                f"{question.divergence}"
-            )
-    return found
-
-
-def _followed(metadata: Metadata) -> str:
-    """The divergence that the ladder's columns follow."""
-    ladder = metadata.extra.get("ladder")
-    named = ladder.get("divergence") if isinstance(ladder, dict) else None
-    return str(named or metadata.update.get("divergence") or "kl")
-
-
-def _seed(
-    dump: Dump,
-    arm: str,
-    seed: int,
-    question: Question,
-    deciders: Sequence[Decider],
-    columns: Sequence[str],
-    recorded: Mapping[str, Any],
-    missing: Mapping[str, str],
-    progress: Progress | None,
-) -> SeedLadder:
-    """Judge the tokens outside of one seed."""
-    grows: list[NDArray[np.int8]] = [np.empty((len(RUNGS), 0), np.int8)]
-    keep: list[Bools] = [np.empty((len(deciders), 0), np.bool_)]
-    strata: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
-    for batch, metadata in checked_batches(dump, arm, seed, columns, progress=progress):
-        found = outside_of(batch, metadata, question)
-        if found is not None:
-            grows.append(_grows(found, question, missing))
-            keep.append(decisions(found.tokens, question, deciders))
-            strata.append(_strata(found, recorded))
-    up, kept = np.concatenate(grows, axis=1), np.concatenate(keep, axis=1)
-    measured = up[_place("own")] != _UNKNOWN
-    return SeedLadder(
-        seed=seed,
-        tokens=dump.rows_seen(arm, seed),
-        grows=up,
-        masks=~kept,
-        disagreement=kept[0] != kept[1],
-        weight=_weights(np.concatenate(strata), measured),
-    )
-
-
-def _grows(found: Outside, question: Question, missing: Mapping[str, str]) -> NDArray[np.int8]:
-    """Sign of ΔD of every token on every rung, shape (rung, token)."""
-    rows = np.full((len(RUNGS), len(found.delta_d)), _UNKNOWN, np.int8)
-    for at, rung in enumerate(RUNGS):
-        if rung.name in missing:
-            continue
-        if rung.name == "realized":
-            values = found.delta_d
-        elif rung.name == "logits":
-            direction = found.tokens.direction(question.divergence, "exact").total
-            values = np.asarray(found.tokens.advantage * direction)
-        else:
-            values = found.batch[rung.column]
-        rows[at] = np.where(np.isnan(values), _UNKNOWN, values > 0)
-    return rows
-
-
-def _strata(found: Outside, recorded: Mapping[str, Any]) -> NDArray[np.int64]:
-    """Which of the groups, that were sampled one before the other, a token belongs to."""
-    try:
-        region = Question(
-            threshold=recorded["threshold"],
-            divergence=recorded["divergence"],
-            criterion=recorded["criterion"],
-            baseline=recorded["baseline"],
-        )
-        keep = decisions(
-            found.tokens, region, [decider(region.criterion), decider(region.baseline)]
-        )
-    except (KeyError, TypeError, ValueError):  # the dump does not say how it was sampled
-        return np.zeros(len(found.delta_d), np.int64)
-    outside = found.tokens.divergence(region.divergence) > region.threshold
-    return np.where(outside & (keep[0] != keep[1]), 0, np.where(outside, 1, 2))
-
-
-def _weights(strata: NDArray[np.int64], measured: Bools) -> Floats:
-    """Tokens of a stratum a sampled one stands for; 1 where all were sampled, 0 where none."""
-    weight = np.ones(len(strata))
-    for each in np.unique(strata):
-        inside = strata == each
-        sampled = int((inside & measured).sum())
-        weight[inside] = inside.sum() / sampled if sampled else 0.0
-    return weight
-
-
-def _place(rung: str) -> int:
+def place(rung: str) -> int:
     """Index of a rung in `RUNGS`."""
     return [each.name for each in RUNGS].index(rung)
 
