@@ -55,7 +55,7 @@ def test_intervals_cover_as_the_page_says(quantity: str, rate: float) -> None:
             assert abs(share - expected[method]) < 4 * error + 0.005, (method, seeds)
         if seeds == 61:  # where theory says that they can
             for method in METHODS:
-                assert 0.92 < found[method] < 0.98
+                assert 0.915 < found[method] < 0.98
         if rate == 0.46 and seeds >= 12:
             assert 0.925 < found[METHOD] < 0.975
         # Few seeds: what is printed holds the truth more often than the plain interval.
