@@ -83,7 +83,7 @@ class Context:
     @cached_property
     def rates(self) -> RateTable:
         """The rate table of the question."""
-        from deltad.analysis.tables import rate_table
+        from deltad.analysis import rate_table
 
         return rate_table(self.dump, self.question, **self.options)
 
@@ -234,14 +234,14 @@ def _figure4(context: Context) -> str:
 
 def _protocols(context: Context) -> str:
     """The rates under every protocol."""
-    from deltad.analysis.tables import protocol_table
+    from deltad.analysis import protocol_table
 
     return shown(protocol_table(context.dump, context.question, **context.options))
 
 
 def _ladder(context: Context) -> str:
     """Where the sign of ΔD is lost."""
-    from deltad.analysis.ladder import ladder_table
+    from deltad.analysis import ladder_table
 
     table = ladder_table(context.dump, context.question, **context.options)
     missing = "; ".join(f"{rung} ({why})" for rung, why in table.missing.items())
@@ -255,7 +255,7 @@ def _swept(over: str, label: str) -> Part:
     """A sweep of the question."""
 
     def part(context: Context) -> str:
-        from deltad.analysis.sweeps import sweep
+        from deltad.analysis import sweep
 
         swept = sweep(context.dump, context.question, over=over, **context.options)
         words = f"{label}; the numbers are in the table below"
@@ -266,7 +266,7 @@ def _swept(over: str, label: str) -> Part:
 
 def _comparison(context: Context) -> str:
     """Every criterion that the dump can answer."""
-    from deltad.analysis.comparison import compare
+    from deltad.analysis import compare
 
     compared = compare(context.dump, context.question, **context.options)
     label = "Agreement of criteria, and how often each foretells the sign of ΔD"
@@ -275,8 +275,8 @@ def _comparison(context: Context) -> str:
 
 def _conditions(context: Context) -> str:
     """Among which tokens a criterion errs."""
-    from deltad.analysis.condition_table import condition_table
-    from deltad.analysis.conditions import CONDITIONS, check_condition
+    from deltad.analysis import CONDITIONS, condition_table
+    from deltad.analysis.conditions import check_condition
 
     answered, refused = [], ""
     for name, condition in CONDITIONS.items():
@@ -297,7 +297,7 @@ def _conditions(context: Context) -> str:
 
 def _calibration(context: Context) -> str:
     """Predicted against realized change."""
-    from deltad.analysis.calibration import calibrate
+    from deltad.analysis import calibrate
 
     calibration = calibrate(context.dump, context.question, **context.options)
     label = "Realized ΔD against the change that each direction predicts"

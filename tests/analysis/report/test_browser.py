@@ -16,7 +16,7 @@ import pytest
 
 from deltad.analysis import Question, RateTable, rate_table
 from deltad.analysis.report import Report, report, sections
-from deltad.dumps import Dump
+from deltad.dumps import Dump, write_prompts
 from tests.dumps.factory import make_dump, part_files, read_metadata, write_table
 
 pytestmark = pytest.mark.browser
@@ -24,7 +24,9 @@ pytestmark = pytest.mark.browser
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 
 ROOT = Path(__file__).parents[3]
-LATIN = [" the", "\n", "x", "سلام", "<b>", "\t", "\u202e", "<0x0A>", "é", ""]
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+HOSTILE_ARM = "<img src=x onerror=alert(3)>"
+TEXTS = [" the", "\n", "x", "سلام", "<b>", "\t", "\u202e", "<0x0A>", "é", ""]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dump with every optional column, rows without vectors, an empty seed and odd texts."""
 
     def change(arm: str, seed: int, columns: dict[str, Any]) -> None:
-        texts = [LATIN[each % len(LATIN)] for each in columns["token_id"]]
+        texts = [TEXTS[each % len(TEXTS)] for each in columns["token_id"]]
         columns["token"] = np.array(texts, dtype=object)
 
     path = tmp_path_factory.mktemp("browser") / "run"
@@ -516,6 +518,33 @@ def test_a_hundred_thousand_tokens_load_and_react(browser: Any, tmp_path: Path) 
         f"\n{tokens} tokens, {megabytes:.1f} MB, open in {loaded:.1f} s; a threshold counts in "
         f"{max(counted):.0f} ms and is drawn in {max(drawn):.0f} ms"
     )
+
+
+def test_hostile_text_is_shown_and_never_run(browser: Any, tmp_path: Path) -> None:
+    def change(arm: str, seed: int, columns: dict[str, Any]) -> None:
+        columns["token"] = np.array([HOSTILE] * len(columns["token"]), dtype=object)
+
+    path = make_dump(
+        tmp_path / "run", arms=("none", HOSTILE_ARM), seeds=(0,), rows=20, ranks=1, parts=1,
+        change=change, metadata={"model": HOSTILE, "behavior": {"engine": HOSTILE}},
+    )  # fmt: skip
+    rows = [{"group": 100, "prompt": HOSTILE, "prompt_ids": [], "answer": HOSTILE}]
+    write_prompts(path, seed=0, rows=rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sections, "SECTIONS", {"run": sections.SECTIONS["run"]})
+        report(Dump.open(path)).write(tmp_path / "report.html")
+    page = Page(browser, tmp_path / "report.html")
+    page.tab.on("dialog", lambda dialog: page.trouble.append(dialog.message))
+    page.choose(arm="1", decision="outside")
+    page.tab.locator("[data-clear]").click()
+    page.tab.keyboard.press("j")
+    for place in (".facts", ".prompt", "[data-inspector]", "[data-responses]", '[data-set="arm"]'):
+        said = page.tab.locator(place).first.inner_text()
+        wanted = HOSTILE_ARM if place.endswith('"arm"]') else "alert(1)"
+        assert wanted in said.replace("·", " "), place
+    assert page.tab.evaluate("document.images.length") == 0
+    assert page.tab.evaluate("document.scripts.length") == 2
+    page.close()
 
 
 def test_whole_page_has_its_figures_and_no_complaint(browser: Any, tmp_path: Path) -> None:
