@@ -69,7 +69,7 @@ def every_strength() -> Iterator[tuple[str, float]]:
             yield each.name, strength
 
 
-@pytest.mark.parametrize("dump", ["smollm2-whole", "smollm2"])
+@pytest.mark.parametrize("dump", ["smollm2"])
 def test_an_injection_leaves_its_inputs_alone_and_depends_on_the_seed_alone(dump: str) -> None:
     columns, metadata = clean(dump)
     before = {name: values.copy() for name, values in columns.items()}
@@ -117,10 +117,12 @@ def test_every_strength_of_a_fault_changes_something_the_doctor_can_see(name: st
         ), strength
 
 
-@pytest.mark.parametrize("dump", ["tiny-whole", "tiny", "smollm2-whole", "smollm2"])
-def test_a_fault_of_meaning_leaves_values_that_the_contract_allows(dump: str) -> None:
+@pytest.mark.parametrize(
+    ("dump", "place"), [("tiny-whole", -1), ("tiny", 0), ("smollm2", -1), ("smollm2", 0)]
+)
+def test_a_fault_of_meaning_leaves_values_that_the_contract_allows(dump: str, place: int) -> None:
     for name in LEGAL:
-        for strength in {INJECTIONS[name].strengths[0], INJECTIONS[name].strengths[-1]}:
+        for strength in (INJECTIONS[name].strengths[place],):
             try:
                 columns, metadata = injected(name, strength, dump, "ratio")
             except NothingToBreakError:
@@ -628,7 +630,7 @@ def test_any_dump_can_be_broken(each: Injection, factory_dump: Path, tmp_path: P
 
 
 def test_all_arms_of_a_broken_dump_hold_the_same_tokens(tmp_path: Path) -> None:
-    for name in ("other-model", "top-p", "zero-row", "shift", "engine-noise"):
+    for name in ("top-p", "shift", "engine-noise"):
         out = write_injected(DUMPS / "tiny-whole", tmp_path / name, name, seed=4, seeds=[1])
         rows = Rows(Dump.open(out))
         first, _ = rows.read("none", 1)
