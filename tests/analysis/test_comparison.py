@@ -68,7 +68,7 @@ def check(run: Path, family: str, threshold: float, baseline: str, arm: str = "n
     return comparison
 
 
-@settings(max_examples=5)
+@settings(max_examples=4)
 @given(
     dump=st.fixed_dictionaries(
         {
@@ -204,10 +204,18 @@ def test_one_seed_has_no_intervals_and_an_empty_dump_no_rates(tmp_path: Path) ->
 
 DUMPS = Path(__file__).parents[2] / "data_dumps"
 
+GOLDEN = {
+    "ratio": (435, 0, 447, 0, 0),
+    "predictive-kl-aggregated": (466, 0, 434, 16, 45),
+    "icepop": (358, 33, 393, 109, 272),
+    "mis": (91, 9, 402, 231, 507),
+}
+"""Masked in all and inside; signs right of the tokens outside and in disagreement; the latter."""
+
 
 def test_golden_numbers_of_the_tiny_dump() -> None:
     comparison = compare(
-        Dump.open(DUMPS / "tiny"), criteria=["predictive-kl-aggregated", "icepop", "clip-higher"]
+        Dump.open(DUMPS / "tiny-whole"), criteria=["predictive-kl-aggregated", "icepop", "mis"]
     )
     found = {
         each.name: (
@@ -219,10 +227,5 @@ def test_golden_numbers_of_the_tiny_dump() -> None:
         )
         for each in comparison.criteria
     }
-    assert comparison.outside.tokens == 18386
-    assert found == {
-        "ratio": (10852, 0, 9852, 0, 0),
-        "predictive-kl-aggregated": (11584, 0, 9856, 542, 1080),
-        "icepop": (9317, 698, 9777, 2950, 5975),
-        "clip-higher": (12551, 3058, 9915, 711, 1359),
-    }
+    assert comparison.outside.tokens == 792
+    assert found == GOLDEN

@@ -68,17 +68,17 @@ def test_every_form_holds_the_same_rows(run: Path, tmp_path: Path, name: str) ->
     assert list(rows[0]) == columns
     found = json.loads(invoke(run, name, "--format", "json").stdout)
     assert next(iter(found)) == "format"
-    listed = {
-        "compare": lambda: found["criteria"],
-        "conditions": lambda: found["rows"],
-        "sweep": lambda: found["points"],
-        "calibration": lambda: [
-            {**{k: v for k, v in each.items() if k not in ("bins", "formula")}, **part}
+    if name == "calibration":
+        listed = [
+            {**{key: each[key] for key in each if key not in ("bins", "formula")}, **part}
             for each in found["directions"]
             for part in each["bins"]
-        ],
-    }[name]()
+        ]
+    else:
+        listed = found[{"compare": "criteria", "conditions": "rows", "sweep": "points"}[name]]
     assert [{key: plain(value) for key, value in row.items()} for row in listed] == rows
+    if name != "compare":
+        return  # the other forms are made of the same columns
     file = tmp_path / "result.parquet"
     assert invoke(run, name, "-o", file).exit_code == 0
     frame = pd.read_parquet(file)
@@ -96,6 +96,8 @@ def test_text_and_figure(run: Path, tmp_path: Path, name: str) -> None:
     assert "top-K KL > " in text.stdout
     assert "shared:none" in text.stdout
     assert "bootstrap over seeds" in text.stdout
+    if name != "calibration":
+        return  # drawn by the tests of the figures
     file = tmp_path / "figure.png"
     assert invoke(run, name, "-o", file).exit_code == 0
     assert file.read_bytes().startswith(b"\x89PNG")
