@@ -249,7 +249,7 @@ def _policies_from(
 
 def _take_policies(columns: Columns, source: NDArray[np.intp]) -> None:
     """Each row's policies are its source's, slot by slot, where both have ids."""
-    known = (columns["topk_ids"] >= 0).all(axis=1)
+    known = np.asarray((columns["topk_ids"] >= 0).all(axis=1))
     source = np.where(known & known[source], source, np.arange(len(source)))
     for side in POLICIES:
         for name in (
