@@ -107,27 +107,27 @@ class Evidence:
 
     @cached_property
     def mu(self) -> Floats:
-        """log μ at the listed ids, nats, shape (token, topk)."""
+        """Log-probs log μ at the listed ids, nats, shape (token, topk)."""
         return np.asarray(self.sample["topk_behavior_logprobs"], dtype=np.float64)
 
     @cached_property
     def pi(self) -> Floats:
-        """log π at the listed ids before the step."""
+        """Log-probs log π at the listed ids before the step."""
         return np.asarray(self.sample["topk_pre_logprobs"], dtype=np.float64)
 
     @cached_property
     def post(self) -> Floats:
-        """log π at the listed ids after the step."""
+        """Log-probs log π at the listed ids after the step."""
         return np.asarray(self.sample["topk_post_logprobs"], dtype=np.float64)
 
     @cached_property
     def mu_token(self) -> Floats:
-        """log μ of the sampled token, shape (token,)."""
+        """Log-probs log μ of the sampled token, shape (token,)."""
         return np.asarray(self.sample["behavior_logprob"], dtype=np.float64)
 
     @cached_property
     def pi_token(self) -> Floats:
-        """log π of the sampled token before the step."""
+        """Log-probs log π of the sampled token before the step."""
         return np.asarray(self.sample["pre_logprob"], dtype=np.float64)
 
     # What can be used of it
@@ -177,7 +177,7 @@ class Evidence:
 
     @cached_property
     def policy_entry(self) -> Floats:
-        """log π of the sampled token as the list has it, shape (token,); NaN where not listed."""
+        """The sampled token's log π as the list has it, shape (token,); NaN where not listed."""
         at = self.sampled_slot & ~self.filled("topk_pre_logprobs") & np.isfinite(self.pi)
         found = np.where(at, self.pi, -np.inf).max(axis=1, initial=-np.inf)
         return np.where(at.any(axis=1), found, np.nan)
@@ -259,7 +259,7 @@ class Evidence:
 
     @cached_property
     def correlation(self) -> Floats:
-        """r of log μ and log π over the usable slots, of `rows`; 0 where π is constant."""
+        """Correlation r over the usable slots, of `rows`; 0 where π is constant."""
         _, _, xx, yy, xy = self._moments
         with np.errstate(divide="ignore", invalid="ignore"):
             found = xy / np.sqrt(xx * yy)

@@ -73,7 +73,16 @@ def explained_away(findings: Iterable[Finding]) -> tuple[Finding, ...]:
         by = [each for each in kept if found.cause in CAUSES[each.cause].explains]
         if not by:
             kept.append(dataclasses.replace(found, advice=CAUSES[found.cause].advice))
-    return tuple(sorted(kept, key=lambda each: -each.confidence))
+    # The order settles most; a weak finding also yields to a much surer one that stands later.
+    sure = [
+        each
+        for each in kept
+        if not any(
+            each.cause in CAUSES[other.cause].explains and other.confidence > each.confidence + 0.15
+            for other in kept
+        )
+    ]
+    return tuple(sorted(sure, key=lambda each: -each.confidence))
 
 
 def _looked(evidence: Evidence) -> Looked:

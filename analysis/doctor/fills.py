@@ -109,17 +109,21 @@ def _not_finite(
     ids: NDArray[np.int32],
     sample: Sample,
 ) -> NDArray[np.bool_]:
-    """NaN and ∞ anywhere; −∞ but where a truncated policy has it: in a list, beside mass 1."""
+    """NaN and ∞ anywhere; −∞ but where a truncated policy has it: in a part of a list."""
     cells = (np.isnan(values) | np.isposinf(values)) & there
     minus = np.isneginf(values) & there
-    if values.ndim == 1:
-        return cells | minus
-    with np.errstate(over="ignore"):
-        mass = np.exp(np.where(there & np.isfinite(values), values, -np.inf).astype(np.float64))
-    whole = mass.sum(axis=1) > 0.98
-    if name == "topk_behavior_logprobs":  # the dump allows it wherever some mass is left
-        whole = mass.sum(axis=1) > 0
-    return np.asarray(cells | (minus & ~whole[:, None]))
+    if not minus.any():
+        return cells
+    if values.ndim == 2:
+        # Part of a row is what truncated sampling leaves; a whole row is no distribution.
+        return np.asarray(cells | (minus & ~(there & np.isfinite(values)).any(axis=1)[:, None]))
+    if name == "behavior_logprob":  # such a token cannot have been sampled
+        return np.asarray(cells | minus)
+    lists = np.asarray(sample[f"topk_{name}s"])
+    cut = np.isneginf(lists) & (ids != -1)
+    partly = cut.any(axis=1) & (np.isfinite(lists) & (ids != -1)).any(axis=1)
+    truncated = partly.sum() >= max(3, 0.01 * len(values))
+    return np.asarray(cells | (minus & ~(partly | truncated)))
 
 
 def _constants(
@@ -163,7 +167,7 @@ def _constants(
     fills[candidates] = (repeated | integral | positive)[candidates]
     fills |= low & (counts >= 2 if short else counts >= 1) & (whole | (contexts >= 3))
     cells[finite] |= fills[place]
-    return cells
+    return np.asarray(cells, dtype=np.bool_)
 
 
 def _zeros(
@@ -198,7 +202,7 @@ def _zeros(
     alone = ~(ids != -1).any(axis=1) & (np.asarray(sample[beside]) < np.log1p(-OTHER_MASS))
     if alone.sum() < 3:
         alone = np.zeros(len(values), np.bool_)
-    return np.asarray(zero & (contradicted | alone))
+    return np.asarray(zero & (contradicted | alone), dtype=np.bool_)
 
 
 def _counted(values: NDArray[np.float32]) -> dict[str, int]:

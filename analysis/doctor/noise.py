@@ -29,7 +29,7 @@ engines moved log-probs by 4e-2 in bfloat16 and by 0.2 in int8 on average."""
 _HALVES: Final = {"bfloat16": 512, "float16": 4096}
 """A value over this is the most by which rounding moves it."""
 
-LARGEST: Final = 0.5
+LARGEST: Final = 0.7
 """Noise (nats) beyond which no precision of a working model is to blame."""
 
 OUTLIER: Final = 6.0
@@ -146,7 +146,7 @@ def _noise(evidence: Evidence) -> Finding | None:
     logs = np.log(np.maximum(sizes, 1e-9))
     within = logs - _by_position(logs, position)
     spread = float(np.subtract(*np.quantile(within, [0.75, 0.25])))
-    if spread > EVEN or bulk > LARGEST or abs(_over_steps(evidence, within, rows)) > 0.2:
+    if spread > EVEN or bulk > 0.5 or abs(_over_steps(evidence, within, rows)) > 0.2:
         return None
     common |= {"residual_nats": bulk, "spread_of_rows": spread}
     if bulk > expected:

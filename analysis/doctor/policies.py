@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from .evidence import FEWEST, Bools, Evidence, Floats, Ints
 from .findings import Finding
+from .noise import declared, twin_noise
 
 EXACT: Final = 2e-5
 """Distance of a mass from 1 that float32 rounding of 20 log-probs explains."""
@@ -175,7 +176,7 @@ def _correlation(log_p: Floats, log_q: Floats, used: Bools) -> Floats:
     p, q = (np.where(used, each - each.sum(axis=1, keepdims=True) / n, 0.0) for each in (p, q))
     with np.errstate(divide="ignore", invalid="ignore"):
         r = (p * q).sum(axis=1) / np.sqrt((p * p).sum(axis=1) * (q * q).sum(axis=1))
-    return np.where(np.isfinite(r), r, 0.0)
+    return np.asarray(np.where(np.isfinite(r), r, 0.0))
 
 
 def _misaligned_start(evidence: Evidence, tried: dict[str, float]) -> Finding | None:
@@ -246,7 +247,7 @@ class Truncation:
         ordered = np.sort(np.where(e.listed, e.ids, -1), axis=1)
         twice = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
         whole = e.listed.sum(axis=1) < e.metadata.vocab_size
-        return (
+        return np.asarray(
             e.has_list
             & ~fills.any(axis=1)
             & possible.all(axis=1)
@@ -431,15 +432,19 @@ def stale(evidence: Evidence) -> Finding | None:
         "samples_side_with_policy": value,
         "samples_side_error": error,
     }
-    if 0.25 < value < 0.95 and value > 5 * error:
+    if 0.25 < value < 0.95 and value > 5 * error and not _noisy_behavior(evidence):
         return Finding(
             "stale", float(min(0.95, 0.6 + 0.05 * value / error)), len(evidence),
             float(value / (1 - value)),
             {"pattern": "tokens were sampled from a policy between μ and π", **common},
         )  # fmt: skip
-    if len(evidence.rows) < FEWEST or np.median(evidence.drift) > 0.3:
+    if len(evidence.rows) < FEWEST:
         return None
+    ahead = same_way(evidence)
+    if np.median(evidence.drift) > 0.3 and not ahead > 0.4:
+        return None  # so far, and not the way the updates go: another model
     lag = Lag(evidence)
+    common["along_the_update"] = ahead
     if lag.lowest > 2 and float(np.nanmean(evidence.divergence)) > 0.02:
         return Finding(
             "stale", 0.75, len(evidence), lag.value,
@@ -447,6 +452,23 @@ def stale(evidence: Evidence) -> Finding | None:
              **common, **lag.evidence},
         )  # fmt: skip
     return None
+
+
+def _noisy_behavior(evidence: Evidence) -> bool:
+    """Whether μ differs between rows of the same prefix: the sampler is then not what it says."""
+    noise, pairs, side = twin_noise(evidence)
+    return pairs >= 5 and side == "behavior" and noise > declared(evidence)[1]
+
+
+def same_way(evidence: Evidence) -> float:
+    """Median correlation of the way from μ to π with the way of the recorded update.
+
+    Updates of one chain go partly the same way; what another model differs by does not.
+    """
+    rows = evidence.rows
+    used = evidence.usable[rows] & np.isfinite(evidence.post[rows])
+    far = evidence.pi[rows] - evidence.mu[rows] * evidence.slope[:, None]
+    return float(np.median(_correlation(far, evidence.post[rows] - evidence.pi[rows], used)))
 
 
 class Lag:
@@ -542,10 +564,10 @@ def other_model(evidence: Evidence) -> Finding | None:
     value, error = tilt(evidence)
     # Unrelated even where they agree best; or further than updates go, or as far at the first
     # step as at the last.
-    unrelated = low > UNRELATED and not lag.lowest < 1.2
+    unrelated = low > UNRELATED and not lag.lowest < 1.4
     flat = 0.65 < lag.flat < 1.5
     remote = lag.lowest > 2.5 or (lag.lowest > 1.45 and flat and low > 0.2)
-    if mean < 0.12 or middle < 0.3 or not (unrelated or remote):
+    if mean < 0.12 or middle < 0.3 or not (unrelated or remote) or same_way(evidence) > 0.4:
         return None
     return Finding(
         "other-model",
@@ -594,7 +616,7 @@ def wrong_ids(evidence: Evidence) -> Finding | None:
     lost = float(np.median(evidence.mass_mu - evidence.mass_pi))
     if always.sum() < 2 or overall < 0.03:
         return None
-    everything = always.mean() > 0.9 and lost > 0.5
+    everything = always.mean() > 0.9 and lost > 0.4
     if not everything and (split < 0.75 or never.sum() < 1):
         return None
     return Finding(

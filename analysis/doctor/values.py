@@ -100,7 +100,7 @@ def topk_convention(evidence: Evidence) -> Finding | None:
         found["sampled_first_among_these"] = float(first[patterns["ranks out of order"]].mean())
     return Finding(
         "topk-convention",
-        0.97 if sound or len(patterns) == 1 else 0.8,
+        0.7 if set(patterns) == {"sampled token replaces the last"} else 0.97 if sound else 0.9,
         int(rows.sum()),
         float(rows.mean()),
         {
