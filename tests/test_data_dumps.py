@@ -7,12 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deltad.analysis import ProtocolTable, RateTable, protocol_table
+from deltad.analysis import LadderTable, ProtocolTable, RateTable, ladder_table, protocol_table
 from deltad.dumps import Dump, check_dump, read_prompts
 
 FOLDER = Path(__file__).parents[1] / "data_dumps"
 PAGE = (FOLDER / "README.md").read_text()
 RECORDED = sorted(each.name for each in FOLDER.iterdir() if each.is_dir())
+
+
+def _has_ladder(name: str) -> bool:
+    dump = Dump.open(FOLDER / name)
+    return "linear_delta_own" in dump.optional_columns("none")
 
 
 @pytest.fixture(scope="module", params=["tiny", "smollm2"])
@@ -60,6 +65,41 @@ def test_zero_step_of_the_recorded_seeds_moves_nothing() -> None:
 def test_page_prints_what_is_computed(protocols: ProtocolTable) -> None:
     for table in protocols.tables:
         assert _row(table) in PAGE
+
+
+@pytest.mark.parametrize("name", [name for name in RECORDED if _has_ladder(name)])
+def test_page_prints_the_ladders_that_are_computed(name: str) -> None:
+    table = ladder_table(Dump.open(FOLDER / name))
+    assert not table.missing
+    for row in _ladder_rows(table):
+        assert row in PAGE
+
+
+@pytest.mark.parametrize("name", [name for name in RECORDED if name.endswith("-ladder")])
+def test_dumps_with_the_ladder_hold_the_same_updates_as_the_others(name: str) -> None:
+    """Measuring it changed nothing of a real model's updates either."""
+    with_ladder, without = (
+        Dump.open(FOLDER / each) for each in (name, name.removesuffix("-ladder"))
+    )
+    for arm in with_ladder.arms:
+        for seed in with_ladder.seeds(arm):
+            (ours,), (theirs,) = with_ladder.batches(arm, seed), without.batches(arm, seed)
+            for column, values in theirs.columns.items():
+                assert values.tobytes() == ours[column].tobytes(), column
+
+
+def _ladder_rows(table: LadderTable) -> list[str]:
+    """The rungs as the page has them."""
+    rows = []
+    for rung in table.rungs:
+        shares = [
+            table.right(rung.name, name, within).share
+            for within in ("outside", "disagreement")
+            for name in table.criteria
+        ]
+        shares += [table.increase(rung.name).share, table.agreement(rung.name).share]
+        rows.append(f"| {rung.label} | {' | '.join(f'{share:.3f}' for share in shares)} |")
+    return rows
 
 
 def _row(table: RateTable) -> str:
