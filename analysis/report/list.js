@@ -254,7 +254,7 @@ class ResponseList {
     this.current = i;
     this.markCurrent();
     span.focus({ preventScroll: true });
-    span.scrollIntoView({ block: "nearest" });
+    span.scrollIntoView({ block: "nearest", behavior: "instant" });
   }
 
   /* The token `steps` (1 or −1) on in the order shown; −1 at the end. */

@@ -16,7 +16,8 @@ import pytest
 
 from deltad.analysis import Question, RateTable, rate_table
 from deltad.analysis.report import Report, report, sections
-from deltad.dumps import Dump, write_prompts
+from deltad.dumps import Dump
+from tests.analysis.report.texts import HOSTILE_ARM, ODD
 from tests.dumps.factory import make_dump, part_files, read_metadata, write_table
 
 pytestmark = pytest.mark.browser
@@ -24,9 +25,6 @@ pytestmark = pytest.mark.browser
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
 
 ROOT = Path(__file__).parents[3]
-HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
-HOSTILE_ARM = "<img src=x onerror=alert(3)>"
-TEXTS = [" the", "\n", "x", "سلام", "<b>", "\t", "\u202e", "<0x0A>", "é", ""]
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +47,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dump with every optional column, rows without vectors, an empty seed and odd texts."""
 
     def change(arm: str, seed: int, columns: dict[str, Any]) -> None:
-        texts = [TEXTS[each % len(TEXTS)] for each in columns["token_id"]]
+        texts = [ODD[each % len(ODD)] for each in columns["token_id"]]
         columns["token"] = np.array(texts, dtype=object)
 
     path = tmp_path_factory.mktemp("browser") / "run"
@@ -520,20 +518,8 @@ def test_a_hundred_thousand_tokens_load_and_react(browser: Any, tmp_path: Path) 
     )
 
 
-def test_hostile_text_is_shown_and_never_run(browser: Any, tmp_path: Path) -> None:
-    def change(arm: str, seed: int, columns: dict[str, Any]) -> None:
-        columns["token"] = np.array([HOSTILE] * len(columns["token"]), dtype=object)
-
-    path = make_dump(
-        tmp_path / "run", arms=("none", HOSTILE_ARM), seeds=(0,), rows=20, ranks=1, parts=1,
-        change=change, metadata={"model": HOSTILE, "behavior": {"engine": HOSTILE}},
-    )  # fmt: skip
-    rows = [{"group": 100, "prompt": HOSTILE, "prompt_ids": [], "answer": HOSTILE}]
-    write_prompts(path, seed=0, rows=rows)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sections, "SECTIONS", {"run": sections.SECTIONS["run"]})
-        report(Dump.open(path)).write(tmp_path / "report.html")
-    page = Page(browser, tmp_path / "report.html")
+def test_hostile_text_is_shown_and_never_run(browser: Any, html_file: Path) -> None:
+    page = Page(browser, html_file)
     page.tab.on("dialog", lambda dialog: page.trouble.append(dialog.message))
     page.choose(arm="1", decision="outside")
     page.tab.locator("[data-clear]").click()
@@ -547,13 +533,13 @@ def test_hostile_text_is_shown_and_never_run(browser: Any, tmp_path: Path) -> No
     page.close()
 
 
-def test_whole_page_has_its_figures_and_no_complaint(browser: Any, tmp_path: Path) -> None:
-    report(Dump.open(ROOT / "data_dumps" / "tiny-whole")).write(tmp_path / "report.html")
-    page = Page(browser, tmp_path / "report.html", color_scheme="dark")
+def test_whole_page_has_its_figures_and_no_complaint(browser: Any, html_file: Path) -> None:
+    page = Page(browser, html_file, color_scheme="dark")
+    assert page.tab.locator(".failed").count() == 0
     sizes = page.tab.locator("figure svg").evaluate_all(
         "all => all.map(each => each.getBBox()).map(box => box.width * box.height)"
     )
-    assert len(sizes) >= 2
+    assert len(sizes) >= 7
     assert min(sizes) > 10_000
     links = page.tab.locator("nav a").evaluate_all("all => all.map(each => each.hash)")
     assert all(page.tab.locator(f"section{link} h2").count() == 1 for link in links)

@@ -6,44 +6,17 @@ import json
 import re
 from html import unescape
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from deltad.analysis import Question, QuestionError
-from deltad.analysis.report import page, report, sections
+from deltad.analysis.report import Report, page, report, sections
 from deltad.analysis.report.page import SCRIPTS, filled, json_for_page
-from deltad.dumps import Dump, write_prompts
+from deltad.dumps import Dump
+from tests.analysis.report.texts import HOSTILE
 from tests.dumps.factory import edit_value, make_dump, part_files
 
-HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{script}}&\u2028'\""
 FOLDER = Path(page.__file__).parent
-
-
-@pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Dump:
-    """A dump whose every text tries to get out."""
-
-    def change(arm: str, seed: int, columns: dict[str, Any]) -> None:
-        columns["token"] = np.array([HOSTILE] * len(columns["token"]), dtype=object)
-
-    path = tmp_path_factory.mktemp("hostile") / "run<b>"
-    texts = {"model": HOSTILE, "tokenizer": HOSTILE, "behavior": {"engine": HOSTILE}}
-    make_dump(
-        path, arms=("none", "<i>x"), seeds=(0,), change=change, metadata=texts, ranks=1, parts=1
-    )
-    rows = [{"group": 100, "prompt": HOSTILE, "prompt_ids": [], "answer": HOSTILE}]
-    write_prompts(path, seed=0, rows=rows)
-    return Dump.open(path)
-
-
-@pytest.fixture(scope="module")
-def html(hostile: Dump) -> str:
-    """Its page."""
-    made = report(hostile)
-    assert made.failures == ()
-    return made.html
 
 
 def test_hostile_text_opens_and_ends_no_element(html: str) -> None:
@@ -54,7 +27,6 @@ def test_hostile_text_opens_and_ends_no_element(html: str) -> None:
         'type="module"',
     ]
     assert "<img" not in html
-    assert "<i>x" not in html
     assert "run<b>" not in html
     assert "onerror=alert(2)&gt;" in html  # in the summary, as text
 
@@ -69,10 +41,11 @@ def test_hostile_text_arrives_as_it_was(html: str, hostile: Dump) -> None:
 
 
 def test_page_refers_to_nothing_outside_of_itself(html: str) -> None:
-    assert not re.search(r"https?:|//[a-z]", re.sub(r"//# .*|/\*.*?\*/|\s//\s.*", "", html))
-    assert not re.search(r"<(?:link|iframe|object|embed|base)\b|@import|url\((?!#)", html)
-    for reference in re.findall(r'(?:src|href)="([^"]*)"', html):
-        assert reference.startswith("#"), reference
+    told = re.sub(r'<script type="text/plain".*?</script>', "", html, flags=re.DOTALL)
+    assert not re.search(r"https?:|wss?:|[\"'`(]//", told)
+    assert not re.search(r"<(?:link|iframe|object|embed|base)\b|@import|url\((?!#)", told)
+    for reference in re.findall(r'(?:src|href)="([^"]*)"', told):
+        assert reference.startswith(("#", "data:image/png;base64,")), reference[:80]
 
 
 def test_only_the_script_of_the_page_may_run(html: str) -> None:
@@ -127,14 +100,18 @@ def test_a_section_that_fails_is_shown_and_told(
     assert 'id="viewer"' in made.html
 
 
-def test_a_dump_with_bad_rows_has_a_page_all_the_same(tmp_path: Path) -> None:
+def test_a_dump_with_bad_rows_has_a_page_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = {name: sections.SECTIONS[name] for name in ("run", "doctor", "figure4")}
+    monkeypatch.setattr(sections, "SECTIONS", few)
     path = make_dump(tmp_path / "run", ranks=1, parts=1, rows=20)
     edit_value(next(p for p in part_files(path) if "none" in str(p)), "pre_logprob", 3, 0.5)
     made = report(Dump.open(path))
     failed = {title: error for title, error in made.failures}
-    assert {"Figure 4", "Tokens"} <= failed.keys()
+    assert failed.keys() == {"Figure 4", "Tokens"}
     assert "row 3" in str(failed["Tokens"])
-    assert "Doctor" not in failed
+    assert "nothing wrong found" not in made.html
     assert 'id="viewer"' not in made.html
 
 
@@ -143,8 +120,8 @@ def test_a_question_that_the_dump_cannot_answer_is_refused(hostile: Dump) -> Non
         report(hostile, Question(protocol="shared:nobody"))
 
 
-def test_a_notebook_shows_the_page_in_a_frame_of_its_own(hostile: Dump) -> None:
-    made = report(hostile)
+def test_a_notebook_shows_the_page_in_a_frame_of_its_own(html: str) -> None:
+    made = Report(html)
     shown = made._repr_html_()
     found = re.fullmatch(r'<iframe srcdoc="([^"]*)" sandbox="([^"]*)"[^<>]*></iframe>', shown)
     assert found is not None
