@@ -197,3 +197,12 @@ def test_a_threshold_of_another_number_type_becomes_a_float() -> None:
     numbers: list[Any] = [1, np.float32(0.25), np.int64(2)]
     for threshold in numbers:
         assert type(Question(threshold=threshold).threshold) is float
+
+
+def test_a_neighbours_weight_is_asked_for_as_a_criterion_is(tmp_path: Path) -> None:
+    resolved = Question(criterion="icepop", baseline="drpo").resolve(small(tmp_path))
+    assert (resolved.criterion.name, resolved.baseline.name) == ("icepop", "drpo")
+    with pytest.raises(CriterionError, match=r"no criterion 'ice'.*icepop, mis, tis, cispo, drpo"):
+        Question(criterion="ice")
+    with pytest.raises(QuestionError, match="an arm whose update was made with mask icepop"):
+        Question(criterion="icepop", protocol="own").resolve(small(tmp_path / "own"))

@@ -111,6 +111,16 @@ def test_a_direction_without_terms_has_none(dump: Dump) -> None:
     assert full["d_dot_local"].isna().all()
 
 
+def test_a_weight_has_no_direction_and_a_disagreement_set(dump: Dump) -> None:
+    question = Question(criterion="icepop", threshold=0.1)
+    frame = TokenTable(dump, question).to_frame()
+    assert frame[["d_dot", "d_dot_local", "d_dot_global"]].isna().all(axis=None)
+    outside = frame[frame.outside]
+    kept = outside.ratio.between(0.5, 5.0)
+    assert (outside.disagreement == (kept != outside.keep_ratio)).all()
+    assert outside.disagreement.any()
+
+
 def test_rows_without_vectors_have_the_decisions_that_need_none(dump: Dump) -> None:
     frame = TokenTable(dump).to_frame()
     bare = frame[frame["d_pre"].isna()]
