@@ -168,7 +168,7 @@ class LadderTable(Result):
 
     question: Question
     criteria: tuple[str, ...]
-    seeds: tuple[SeedLadder, ...]
+    seeds: tuple[SeedLadder, ...] = field(repr=False)
     missing: Mapping[str, str] = field(default_factory=dict)
     recorded: Mapping[str, Any] = field(default_factory=dict)
     bootstrap_seed: int = 0
