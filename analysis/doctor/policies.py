@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from .evidence import FEWEST, Bools, Evidence, Floats, Ints
 from .findings import Finding
-from .noise import declared, twin_noise
+from .noise import declared, precision, twin_noise
 
 EXACT: Final = 2e-5
 """Distance of a mass from 1 that float32 rounding of 20 log-probs explains."""
@@ -445,7 +445,9 @@ def stale(evidence: Evidence) -> Finding | None:
         return None  # so far, and not the way the updates go: another model
     lag = Lag(evidence)
     common["along_the_update"] = ahead
-    if lag.lowest > 2 and float(np.nanmean(evidence.divergence)) > 0.02:
+    middle = float(np.nanmedian(evidence.divergence))
+    # Noise is far from μ too, and not because of any update.
+    if lag.lowest > 2 and middle > 0.02 and precision(evidence) is None:
         return Finding(
             "stale", 0.75, len(evidence), lag.value,
             {"pattern": "μ is further from π than the updates since the rollout can have gone",
