@@ -7,9 +7,9 @@ class Controls {
     Object.assign(this, { place, tokens, judge, list, inspector });
     this.quantities = quantities(tokens, judge);
     const { header } = tokens;
-    const positive = [...tokens.columns.d_pre].reduce((top, d) => (d > top ? d : top), 0);
+    const largest = tokens.columns.d_pre.reduce((top, d) => (d > top ? d : top), 0);
     this.least = header.floor > 0 ? header.floor : 0.001;
-    this.most = Math.max(1.5 * header.threshold, positive, 2 * this.least, 0.3);
+    this.most = Math.max(1.5 * header.threshold, largest, 2 * this.least, 0.3);
     this.threshold = header.threshold;
     this.pending = 0;
     this.fillIn();

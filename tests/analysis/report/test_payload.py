@@ -209,6 +209,20 @@ def test_an_arm_with_other_tokens_is_left_out_and_named(tmp_path: Path) -> None:
     assert "zero-step" in header["left_out"]
 
 
+def test_own_shows_the_arm_of_the_criterion_first(dump: Dump) -> None:
+    header = build_payload(dump, Question(protocol="own")).header
+    assert header["protocol"] == "own"
+    assert header["arms"] == ["predictive-kl-aggregated", "none", "ratio"]
+
+
+def test_a_weight_can_be_asked_for_though_it_masks_nothing(dump: Dump) -> None:
+    payload = build_payload(dump, Question(criterion="tis", baseline="none"))
+    names = [rule["name"] for rule in payload.header["criteria"]]
+    assert {"tis", "none"} <= {*names}
+    assert "cispo" not in names
+    assert not masked(payload, "tis", 0.0).any()
+
+
 def test_prompts_come_with_the_groups_on_the_page(tmp_path: Path) -> None:
     path = make_dump(tmp_path / "run", seeds=(0, 1))
     rows = [
