@@ -37,8 +37,6 @@ LEAST_SLOTS: Final = 5
 SOFTENING: Final = 0.02
 """Drift (no unit) below which a row's weight grows no more."""
 
-RESAMPLES: Final = 400
-
 
 @dataclass(frozen=True)
 class Estimate:
@@ -59,11 +57,6 @@ class Estimate:
     rows: int
     clusters: int
     drift: float
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95 %, normal."""
-        return self.value - 1.96 * self.error, self.value + 1.96 * self.error
 
 
 class Evidence:

@@ -17,7 +17,7 @@ RECORDED = Path(__file__).parents[2] / "data_dumps" / "tiny-whole"
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("doctor") / "run"
-    return write_injected(RECORDED, out, "minus-9999-row", 0.05, arms=["none"], seeds=[0])
+    return write_injected(RECORDED, out, "nan-row", 0.05, arms=["none"], seeds=[0])
 
 
 def test_a_healthy_dump_exits_zero() -> None:
@@ -37,13 +37,13 @@ def test_findings_exit_three_and_values_that_check_refuses_are_evidence(broken: 
     assert list(first) == ["cause", "confidence", "tokens", "estimate", "evidence", "advice"]
     assert first["cause"] == "sentinel"
     assert 0 <= first["confidence"] <= 1
-    assert first["evidence"]["value"] == "-9999"
+    assert first["evidence"]["value"] == "NaN"
 
 
 def test_text_says_evidence_confidence_remedy_and_what_was_looked_at(broken: Path) -> None:
     result = CliRunner().invoke(app, ["doctor", str(broken)])
     assert result.exit_code == 3
-    for words in ("sentinel", "confidence 0.99", "-9999", "remedy: ", "looked at 1407 of 1407"):
+    for words in ("sentinel", "confidence 0.99", "NaN", "remedy: ", "looked at 1407 of 1407"):
         assert words in result.stdout
 
 

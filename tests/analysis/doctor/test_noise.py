@@ -73,8 +73,12 @@ def test_few_rows_far_out_of_an_even_noise_are_outliers() -> None:
 
 @pytest.mark.parametrize(
     ("behavior", "name"),
-    [({"precision": "fp8"}, "fp8"), ({"dtype": "torch.bfloat16"}, "torch.bfloat16"), ({}, "not declared")],
-)  # fmt: skip
+    [
+        ({"precision": "fp8"}, "fp8"),
+        ({"dtype": "torch.bfloat16"}, "torch.bfloat16"),
+        ({}, "not declared"),
+    ],
+)
 def test_the_coarsest_declared_precision_counts(behavior: dict[str, str], name: str) -> None:
     sample = made_sample(metadata={"behavior": behavior})
     assert declared(Evidence(sample))[0] == name

@@ -103,7 +103,7 @@ def test_replacing_the_last_is_seen_unless_the_metadata_says_so() -> None:
     broken = replaced_last(made_sample())
     found = examine(broken).findings[0]
     assert found.cause == "topk-convention"
-    assert list(found.evidence["patterns"])[0] == "sampled token replaces the last"
+    assert next(iter(found.evidence["patterns"])) == "sampled token replaces the last"
     said = broken.with_metadata(behavior={"precision": "float32", "support": "replaced-last"})
     assert examine(said).healthy
 
