@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from deltad.dumps import METADATA_KEY, OPTIONAL, Dump, Metadata, part_batches, schema
+from deltad.dumps import KEY, METADATA_KEY, OPTIONAL, Dump, Metadata, part_batches, schema
 from deltad.dumps.batch import to_arrow
 from deltad.dumps.layout import PROMPTS, part_path
 
@@ -75,7 +75,7 @@ def write_injected(
     ValueError
         There is no such injection.
     NothingToBreakError
-        There is nothing to break in any seed.
+        Fewer rows change than it takes to break a dump.
     FileExistsError
         `out` holds something.
     DumpError, FileNotFoundError
@@ -139,25 +139,29 @@ class Rows:
         if out.exists() and any(out.iterdir()):
             raise FileExistsError(f"{out} must be empty, or not exist")
         chosen = None if seeds is None else frozenset(seeds)
-        reasons, broken = [], 0
+        reason = "rows"
+        broken = dict.fromkeys(self.dump.arms if arms is None else arms, 0)
         copies = []
-        for arm in self.dump.arms if arms is None else arms:
+        for arm in broken:
             for each in self.dump.seeds(arm):
                 if chosen is not None and each not in chosen:
                     continue
-                columns, metadata = self.read(arm, each)
+                before, metadata = self.read(arm, each)
+                columns = before
                 if columns:
                     rng = np.random.default_rng([seed, each % 2**32])
                     try:
-                        columns, metadata = fault.apply(columns, metadata, size, rng)
-                        broken += 1
+                        columns, metadata = fault.apply(before, metadata, size, rng)
                     except NothingToBreakError as error:
-                        reasons.append(str(error))
+                        reason = str(error)
+                    else:
+                        broken[arm] += _changed(before, columns)
                 copies.append((arm, each, columns, metadata))
-        if not broken:
+        found = max(broken.values(), default=0)
+        if fault.cause is not None and found < fault.least:
             raise NothingToBreakError(
-                f"{fault.name} finds nothing to break in {self.dump.path}: it needs "
-                f"{reasons[0] if reasons else 'rows'}"
+                f"{fault.name} must change {fault.least} rows of {self.dump.path} or more to "
+                f"break it, changed {found}: it needs {reason}"
             )
         top_k = max(metadata.top_k for *_, metadata in copies)
         for arm, each, columns, metadata in copies:
@@ -169,6 +173,21 @@ class Rows:
             if prompts.is_dir():
                 shutil.copytree(prompts, out / PROMPTS / prompts.name, dirs_exist_ok=True)
         return out
+
+
+def _changed(before: Columns, after: Columns) -> int:
+    """Rows in which anything differs; all of them where their number or a width does."""
+    order = np.lexsort(tuple(before[name] for name in reversed(KEY)))
+    differs = np.zeros(len(order), bool)
+    for name, values in after.items():
+        old = before[name][order]
+        if old.shape != values.shape:
+            return len(order)
+        same = old == values
+        if values.dtype.kind == "f":
+            same |= np.isnan(old) & np.isnan(values)
+        differs |= ~same.reshape(len(order), -1).all(axis=1)
+    return int(differs.sum())
 
 
 def _widened(columns: Columns, top_k: int) -> Columns:

@@ -46,6 +46,8 @@ class Injection:
     thin : bool
         Whether a thinned dump can keep its rule: the rows that lie below it now are dropped.
         Otherwise most would go, and the dump is marked as storing all its rows.
+    least : int
+        Rows of a dump that must change for it to be broken.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Injection:
     estimate: bool = False
     decides: bool = True
     thin: bool = True
+    least: int = 3
 
     @property
     def accepted(self) -> frozenset[str]:

@@ -125,7 +125,7 @@ _FAULTS: Final = (
     Injection("offset-ids", "vocabulary", (1.0, 2.0), "ids", policies.offset_ids),
     Injection("duplicated", "topk-convention", (0.05, 1.0), "share of rows", fills.duplicated),
     Injection("sampled-first", "topk-convention", (1.0,), "share of rows", fills.sampled_first),
-    Injection("replaced-last", "topk-convention", (1.0,), "", fills.replaced_last),
+    Injection("replaced-last", "topk-convention", (1.0,), "", fills.replaced_last, least=10),
     Injection("appended", "topk-convention", (1.0,), "", fills.appended),
     Injection("left-out", "topk-convention", (1.0,), "", fills.left_out),
     Injection("out-of-order", "topk-convention", (0.05, 1.0), "share of rows", fills.out_of_order),

@@ -35,9 +35,6 @@ _SPREAD: Final = 4.0
 
 _LARGEST_SPREAD: Final = 9.0
 
-_FEWEST_ROWS: Final = 3
-"""Rows that a fault must reach to be one."""
-
 
 class NothingToBreakError(ValueError):
     """The rows do not hold what the fault would change."""
@@ -45,8 +42,8 @@ class NothingToBreakError(ValueError):
 
 def needs(rows: int, what: str) -> None:
     """Refuse to call unchanged rows broken."""
-    if rows < _FEWEST_ROWS:
-        raise NothingToBreakError(f"{what} in at least {_FEWEST_ROWS} rows, found {rows}")
+    if not rows:
+        raise NothingToBreakError(what)
 
 
 def some_rows(rng: Generator, possible: Any, share: float) -> NDArray[np.bool_]:

@@ -600,10 +600,27 @@ def test_nothing_is_broken_where_there_is_nothing_to_break() -> None:
     columns, metadata = clean("tiny-whole")
     listed = (columns["topk_ids"] == columns["token_id"][:, None]).any(axis=1)
     rows = {name: values[listed] for name, values in columns.items()}
-    with pytest.raises(NothingToBreakError, match="outside the top-K in at least 3 rows, found 0"):
+    with pytest.raises(NothingToBreakError, match="a sampled token outside the top-K"):
         INJECTIONS["replaced-last"].apply(rows, metadata, 1, np.random.default_rng(0))
     with pytest.raises(NothingToBreakError, match="lists must hold 50 ids"):
         INJECTIONS["top-k"].apply(columns, metadata, 50, np.random.default_rng(0))
+
+
+def test_a_dump_is_not_broken_by_a_row_or_two(tmp_path: Path) -> None:
+    one_row = dataclasses.replace(INJECTIONS["zero-advantage"], change=_first_row_zero)
+    with pytest.raises(NothingToBreakError, match=r"must change 3 rows of .* or more .* changed 1"):
+        write_injected(DUMPS / "smollm2-whole", tmp_path / "run", one_row, seeds=[0])
+    out = write_injected(
+        DUMPS / "smollm2-whole", tmp_path / "run", dataclasses.replace(one_row, least=1), seeds=[0]
+    )
+    assert Dump.open(out).seeds("none") == (0,)
+
+
+def _first_row_zero(
+    columns: Columns, metadata: Metadata, strength: float, rng: np.random.Generator
+) -> Metadata:
+    columns["advantage"] = np.where(np.arange(len(columns["step"])) == 0, 0, columns["advantage"])
+    return metadata
 
 
 @pytest.fixture(scope="module")
