@@ -23,7 +23,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Dump:
     path = tmp_path_factory.mktemp("hostile") / "run<b>"
     texts = {"model": HOSTILE, "tokenizer": HOSTILE, "behavior": {"engine": HOSTILE}}
     make_dump(
-        path, arms=("none", HOSTILE_ARM), seeds=(0, 1), change=change, metadata=texts,
+        path, arms=("none", HOSTILE_ARM), seeds=(0,), change=change, metadata=texts,
         ranks=1, parts=1,
     )  # fmt: skip
     rows = [{"group": 100, "prompt": HOSTILE, "prompt_ids": [], "answer": HOSTILE}]
