@@ -205,8 +205,8 @@ def test_the_seed_decides_everything() -> None:
     def first(seed: int) -> list[float]:
         parrot = Parrot()
         trial(
-            DUMPS / "smollm2-whole", injections=["rounded-logits", "top-p-raw"], seed=seed,
-            examine=parrot,
+            DUMPS / "smollm2-whole", injections=["rounded-logits"], seed=seed,
+            rows_per_case=1, examine=parrot,
         )  # fmt: skip
         return parrot.first
 
@@ -215,16 +215,20 @@ def test_the_seed_decides_everything() -> None:
 
 def test_fewer_strengths_are_spread_over_the_list() -> None:
     def tried(strengths: int | None) -> list[float]:
-        names = ["temperature-behavior"]
+        names = ["zero-row"]
         result = trial(
-            DUMPS / "smollm2-whole", injections=names, strengths=strengths, examine=Parrot()
+            DUMPS / "smollm2-whole",
+            injections=names,
+            strengths=strengths,
+            rows_per_case=1,
+            examine=Parrot(),
         )
         assert planned(names, strengths=strengths) == len(result.cases)
         return [each.strength for each in result.cases]
 
-    assert tried(1) == [0.9]
-    assert tried(2) == [0.7, 1.2]
-    assert tried(None) == tried(99) == list(INJECTIONS["temperature-behavior"].strengths)
+    assert tried(1) == [0.5]
+    assert tried(2) == [0.05, 1.0]
+    assert tried(None) == tried(99) == list(INJECTIONS["zero-row"].strengths)
 
 
 def test_what_finds_nothing_to_break_is_no_case(tmp_path: Path) -> None:
