@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deltad.analysis.counting import Progress
-from deltad.analysis.question import ZERO_STEP, Question, QuestionError, Resolved
+from deltad.analysis.question import Question, QuestionError, Resolved
 from deltad.analysis.words import unit
 from deltad.dumps import read_prompts
 from deltad.masks import Criterion
@@ -19,15 +19,13 @@ from deltad.masks import Criterion
 from .details import Details, details_of
 from .encode import QUANTUM, TYPES, encode, quantised
 from .gather import Columns, Rule, arm_rows, main_direction, pre_divergences, rules_for
+from .scope import chosen_seeds, floor_for, floor_reason, same_tokens, shown_arms, stored_floor
 
 if TYPE_CHECKING:
     from deltad.dumps import Dump
 
 MAX_TOKENS: Final = 100_000
 """Tokens of the page unless told otherwise."""
-
-MAX_ARMS: Final = 4
-"""Arms whose ΔD the page can show; each costs 8 bytes a token."""
 
 _LOGPROBS: Final = ("behavior_logprob", "pre_logprob", "post_logprob")
 _ENTROPIES: Final = ("pre_entropy", "post_entropy")
@@ -95,14 +93,14 @@ def build_payload(
         raise QuestionError(f"`tokens` must be at least 1, got {tokens}")
     resolved = (question or Question()).resolve(dump)
     arm = resolved.criterion_arm
-    chosen = _chosen_seeds(dump, arm, seeds)
-    floor, stored_floor = _stored_floor(dump, arm, chosen), None
+    chosen = chosen_seeds(dump, arm, seeds)
+    floor, least_stored = stored_floor(dump, arm, chosen), None
     stored = sum(dump.rows(arm, seed) for seed in chosen)
     if stored > tokens:
         d_pre = pre_divergences(dump, arm, chosen, resolved.question.divergence, progress=progress)
-        stored_floor, floor = floor, max(floor, _floor_for(d_pre, tokens))
+        least_stored, floor = floor, max(floor, floor_for(d_pre, tokens))
     above = floor if stored > tokens else None
-    arms, left_out = _arms(dump, arm, chosen)
+    arms, left_out = shown_arms(dump, arm, chosen)
     rules = rules_for(dump, arm, resolved.question.divergence)
     rows = arm_rows(dump, arm, chosen, resolved, rules, main=True, above=above, progress=progress)
     deltas, in_loss = {}, {}
@@ -112,7 +110,7 @@ def build_payload(
             theirs = arm_rows(
                 dump, other, chosen, resolved, (), main=False, above=above, progress=progress
             )
-            if not _same_tokens(rows, theirs):
+            if not same_tokens(rows, theirs):
                 left_out[other] = "its tokens are not those of the other arms"
                 continue
         deltas[other] = theirs.get("delta_d", np.empty(0))
@@ -124,7 +122,7 @@ def build_payload(
         **_asked(resolved, floor),
         "shown_direction": main_direction(resolved),
         "floor": floor,
-        "floor_reason": _floor_reason(dump, arm, floor, stored_floor),
+        "floor_reason": floor_reason(dump, arm, floor, least_stored),
         "arm": arm,
         "arms": list(deltas),
         "left_out": left_out,
@@ -147,74 +145,6 @@ def build_payload(
         for name, values in columns.items()
     }
     return Payload(header, columns)
-
-
-def _chosen_seeds(dump: Dump, arm: str, seeds: Collection[int]) -> list[int]:
-    """The seeds asked for, ascending."""
-    known = dump.seeds(arm)
-    if missing := sorted(set(seeds) - set(known)):
-        raise QuestionError(
-            f"there is no seed {', '.join(map(str, missing))} in {dump.path}: "
-            f"its seeds are {', '.join(map(str, known))}"
-        )
-    return [seed for seed in known if not seeds or seed in seeds]
-
-
-def _stored_floor(dump: Dump, arm: str, seeds: Sequence[int]) -> float:
-    """The least threshold that the stored rows can answer."""
-    rules = [part.metadata.stored_above for seed in seeds for part in dump.files(arm, seed)]
-    return max([0.0, *(rule[1] for rule in rules if rule is not None)])
-
-
-def _floor_for(d_pre: NDArray[np.float64], tokens: int) -> float:
-    """A D that at most so many tokens exceed, rounded up to three digits."""
-    if len(d_pre) <= tokens:
-        return 0.0
-    least = float(np.partition(d_pre, -tokens - 1)[-tokens - 1])
-    if least <= 0:
-        return 0.0
-    place = 10.0 ** (math.floor(math.log10(least)) - 2)
-    rounded = float(f"{math.ceil(least / place) * place:.3g}")
-    return rounded if rounded >= least else least
-
-
-def _floor_reason(dump: Dump, arm: str, floor: float, stored_floor: float | None) -> str:
-    """Why the page's threshold stops at its floor."""
-    if stored_floor is not None and floor > stored_floor:
-        return (
-            f"the page holds only the tokens with the largest D, those above {floor:g}; ask for "
-            "more by --tokens, or for fewer seeds by --seed"
-        )
-    if floor > 0:
-        return f"the dump stores only tokens with {dump.metadata(arm).stored['divergence']} " + (
-            f"above {floor:g}: below that, tokens are missing"
-        )
-    return "a divergence is never below 0"
-
-
-def _arms(dump: Dump, arm: str, seeds: Sequence[int]) -> tuple[list[str], dict[str, str]]:
-    """The arms that the page can judge by, the question's first, and why others are not there."""
-    found, left_out = [arm], {}
-    for other in dump.arms:
-        if other == arm:
-            continue
-        if other == ZERO_STEP:
-            left_out[other] = "a step of no length: ΔD is 0 by construction"
-        elif missing := set(seeds) - set(dump.seeds(other)):
-            left_out[other] = f"it lacks seed {', '.join(map(str, sorted(missing)))}"
-        elif len(found) == MAX_ARMS:
-            left_out[other] = f"the page has room for {MAX_ARMS} arms; name it by --protocol"
-        else:
-            found.append(other)
-    return found, left_out
-
-
-def _same_tokens(ours: Columns, theirs: Columns) -> bool:
-    """Whether two arms hold the same tokens."""
-    if not ours or not theirs:
-        return not ours and not theirs
-    keys = ("seed_index", "step", "sequence", "position", "token_id")
-    return all(np.array_equal(ours[name], theirs[name]) for name in keys)
 
 
 def _columns(
