@@ -97,7 +97,7 @@ class Diagnosis(Result):
     """
 
     findings: tuple[Finding, ...]
-    looked: Looked
+    looked: Looked = field(repr=False)
 
     @property
     def healthy(self) -> bool:

@@ -452,7 +452,7 @@ def stale(evidence: Evidence) -> Finding | None:
     common["along_the_update"] = ahead
     middle = float(np.nanmedian(evidence.divergence))
     # Noise is far from μ too, and not because of any update.
-    if lag.lowest > 2 and middle > 0.02 and precision(evidence) is None:
+    if lag.lowest > 3 and middle > 0.02 and precision(evidence) is None:
         return Finding(
             "stale", 0.75, len(evidence), lag.value,
             {"pattern": "μ is further from π than the updates since the rollout can have gone",
@@ -573,7 +573,9 @@ def other_model(evidence: Evidence) -> Finding | None:
     # step as at the last.
     unrelated = low > UNRELATED and not lag.lowest < 1.4
     flat = 0.65 < lag.flat < 1.5
-    remote = lag.lowest > 2.5 or (lag.lowest > 1.45 and flat and low > 0.2)
+    # One seed is one chain, which may go further than most; several tell how far chains go.
+    several = len(np.unique(evidence.sample["seed"])) > 1
+    remote = lag.lowest > 2.8 or (several and lag.lowest > 1.45 and flat and low > 0.2)
     if mean < 0.12 or middle < 0.3 or not (unrelated or remote) or same_way(evidence) > 0.4:
         return None
     return Finding(
@@ -653,7 +655,8 @@ def _moved_ids(evidence: Evidence) -> Finding | None:
         sides, _ = _sides(evidence, rows, theirs)
         if len(sides) >= 10 and (best is None or sides.mean() > best[0]):
             best = (float(sides.mean()), offset, len(sides))
-    if best is None or best[0] < 0.75 or (best[0] - 0.5) * 2 * np.sqrt(best[2]) < 3:
+    # On ids that are numbers, drift itself goes by an id or two.
+    if best is None or best[0] < (0.8 if abs(best[1]) == 1 else 0.92):
         return None
     share, offset, judged = best
     return Finding(
