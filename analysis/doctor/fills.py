@@ -116,7 +116,8 @@ def _not_finite(
         return cells
     if values.ndim == 2:
         # Part of a row is what truncated sampling leaves; a whole row is no distribution.
-        return np.asarray(cells | (minus & ~(there & np.isfinite(values)).any(axis=1)[:, None]))
+        some = np.isfinite(np.where(there, values, np.nan)).any(axis=1, keepdims=True)
+        return np.asarray(cells | (minus & ~some))
     if name == "behavior_logprob":  # such a token cannot have been sampled
         return np.asarray(cells | minus)
     lists = np.asarray(sample[f"topk_{name}s"])
@@ -138,7 +139,7 @@ def _constants(
     where it comes up at several ids.
     """
     finite = np.isfinite(values) & there
-    cells = finite & (values <= IMPOSSIBLE)
+    cells: NDArray[np.bool_] = np.asarray(finite & (values <= IMPOSSIBLE), dtype=np.bool_)
     flat = values[finite]
     if not len(flat):
         return cells
@@ -178,7 +179,7 @@ def _zeros(
     others: NDArray[np.bool_],
 ) -> NDArray[np.bool_]:
     """0.0 where the row's other ids hold mass."""
-    zero = (values == 0) & there
+    zero: NDArray[np.bool_] = np.asarray((values == 0) & there, dtype=np.bool_)
     if not zero.any():
         return zero
     if values.ndim == 2:
