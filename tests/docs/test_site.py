@@ -48,6 +48,7 @@ def test_pages_open_from_disk_without_a_network_or_a_complaint(
     site: Path, browser: Any, scheme: str
 ) -> None:
     page = browser.new_page(color_scheme=scheme)
+    page.set_default_timeout(120_000)
     complaints: list[str] = []
     page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
     page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -65,9 +66,10 @@ def test_pages_open_from_disk_without_a_network_or_a_complaint(
 
 def test_search_works_from_disk(site: Path, browser: Any) -> None:
     page = browser.new_page()
+    page.set_default_timeout(120_000)
     page.goto((site / "index.html").as_uri())
     page.locator(".md-search__input").click()
-    page.locator(".md-search__input").fill("collision")
+    page.keyboard.type("collision")
     page.locator(".md-search-result__item").first.wait_for()
     assert "matching documents" in page.locator(".md-search-result__meta").inner_text()
     page.close()
@@ -75,6 +77,7 @@ def test_search_works_from_disk(site: Path, browser: Any) -> None:
 
 def test_equations_are_drawn(site: Path, browser: Any) -> None:
     page = browser.new_page()
+    page.set_default_timeout(120_000)
     page.goto((site / "equations.html").as_uri())
     assert page.locator("math[display=block]").count() > 10
     assert page.locator(".arithmatex").count() == 0
