@@ -18,7 +18,9 @@ def sentinel(evidence: Evidence) -> Finding | None:
     """Fills in the columns of log-probs: which value, where, how many."""
     if not evidence.fills:
         return None
-    if evidence.misplaced > 0.2 and all(set(f.values) == {"0"} for f in evidence.fills.values()):
+    if evidence.misplaced > 0.2 and all(
+        set(each.values) <= {"0", "-0"} for each in evidence.fills.values()
+    ):
         return None  # sure tokens' log-probs in other tokens' rows
     rows = np.zeros(len(evidence), np.bool_)
     columns: dict[str, Any] = {}
