@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import numpy as np
 
 from .evidence import Evidence
-from .fills import COLUMNS, rounded_to
+from .fills import COLUMNS, IMPOSSIBLE, rounded_to
 from .findings import Finding
 
 _LOG_ODDS: Final = 4.6
@@ -18,10 +19,9 @@ def sentinel(evidence: Evidence) -> Finding | None:
     """Fills in the columns of log-probs: which value, where, how many."""
     if not evidence.fills:
         return None
-    if evidence.misplaced > 0.2 and all(
-        set(each.values) <= {"0", "-0"} for each in evidence.fills.values()
-    ):
-        return None  # sure tokens' log-probs in other tokens' rows
+    values = [name for each in evidence.fills.values() for name in each.values]
+    if evidence.misplaced > 0.2 and not any(_is_telling(float(name)) for name in values):
+        return None  # real log-probs that lie in other tokens' rows
     rows = np.zeros(len(evidence), np.bool_)
     columns: dict[str, Any] = {}
     for name in COLUMNS:
@@ -44,6 +44,11 @@ def sentinel(evidence: Evidence) -> Finding | None:
         count / len(evidence),
         {"value": value, "column": worst, "cells": cells, "columns": columns},
     )
+
+
+def _is_telling(value: float) -> bool:
+    """Whether a value is no log-prob of any token, wherever it stands."""
+    return not math.isfinite(value) or value <= IMPOSSIBLE or (value != 0 and value == round(value))
 
 
 def ids_out_of_range(evidence: Evidence) -> Finding | None:
