@@ -76,3 +76,17 @@ exact = ladder_table(Dump.open("../data_dumps/tiny"), criteria=tails)
 exact.to_frame().query("set == 'outside'").pivot(
     index="rung", columns="criterion", values="share"
 ).loc[[rung.name for rung in exact.rungs]].round(3)
+
+# %% [markdown]
+# ## A real language model
+#
+# `data_dumps/smollm2-ladder`: SmolLM2-135M-Instruct, the unmasked arm, with the own and the
+# sequence's gradient of sixteen tokens a step, disagreement tokens first. A sampled token
+# counts for those of its kind that were not. Few seeds: look at the intervals.
+
+# %%
+smollm2 = ladder_table(Dump.open("../data_dumps/smollm2-ladder"))
+smollm2.figure()
+
+# %%
+smollm2

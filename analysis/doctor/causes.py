@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from . import noise, policies, training, values
+from . import alignment, distance, identifiers, noise, renormalised, training, values
 from .evidence import Evidence
 from .findings import Finding
 
@@ -55,7 +55,7 @@ _ALL: Final = (
     Cause(
         "recomputed",
         "μ was computed by the trainer instead of taken from the engine.",
-        policies.recomputed,
+        distance.recomputed,
         "Record the engine's own log-probs at sampling time; recomputed ones hide every "
         "difference between engine and trainer, and r is 1 by construction.",
         frozenset({"topk-convention", "stale", "precision"}),
@@ -63,7 +63,7 @@ _ALL: Final = (
     Cause(
         "stale",
         "μ comes from older weights than the sampler's, or than the updates explain.",
-        policies.stale,
+        distance.stale,
         "Synchronise the engine's weights before each rollout, take log-probs from the weights "
         "that sampled, and record the staleness in the metadata.",
         _DISTANCE | {"shift", "vocabulary", "topk-convention", "concentration"},
@@ -71,7 +71,7 @@ _ALL: Final = (
     Cause(
         "shift",
         "The policy's rows are misaligned with the behavior's.",
-        policies.shift,
+        alignment.shift,
         "Align labels and logits (the logits at t − 1 predict the token at t), and compare the "
         "prompt's ids on both sides: chat template, BOS, EOS, left padding.",
         _DISTANCE
@@ -80,7 +80,7 @@ _ALL: Final = (
     Cause(
         "vocabulary",
         "Both sides do not mean the same tokens by the same ids.",
-        policies.vocabulary,
+        identifiers.vocabulary,
         "Compare the config's vocab_size, the tokenizer's length and the head's rows on both "
         "sides: cut padded rows before the log-softmax, and load one tokenizer everywhere.",
         _DISTANCE | {"impossible-values", "shift", "truncation", "topk-convention"},
@@ -96,7 +96,7 @@ _ALL: Final = (
     Cause(
         "truncation",
         "One side renormalised over the ids that truncated sampling left.",
-        policies.truncation,
+        renormalised.truncation,
         "Use the same support on both sides: record log-probs before top-p, top-k and min-p "
         "(vLLM: logprobs_mode), or sample without truncation (top_p = 1, top_k = −1, min_p = 0).",
         _DISTANCE | {"vocabulary", "concentration"},
@@ -104,7 +104,7 @@ _ALL: Final = (
     Cause(
         "other-model",
         "Engine and trainer do not hold the same model, or do not read the same prompt.",
-        policies.other_model,
+        distance.other_model,
         "Check the checkpoint, revision and adapter on both sides, that weights were synchronised "
         "at all, and that both read the same prompt.",
         _DISTANCE | {"vocabulary", "concentration"},
@@ -112,7 +112,7 @@ _ALL: Final = (
     Cause(
         "temperature",
         "One side applies a temperature that the other does not.",
-        policies.temperature,
+        distance.temperature,
         "Divide the logits by the sampling temperature once on both sides, before the "
         "log-softmax (vLLM: logprobs_mode = processed_logprobs).",
         _DISTANCE | {"vocabulary", "concentration", "truncation"},

@@ -210,6 +210,16 @@ class Evidence:
         return self.mass("pi")
 
     @cached_property
+    def list_entropy(self) -> Floats:
+        """Entropy of μ over its list and one tail, nats, shape (token,); NaN without a slot."""
+        skip = ~self.listed | self.filled("topk_behavior_logprobs") | ~np.isfinite(self.mu)
+        logs = np.where(skip, 0.0, np.minimum(self.mu, 0.0))
+        p = np.where(skip, 0.0, np.exp(logs))
+        rest = np.maximum(1 - p.sum(axis=1), 1e-12)
+        found = -(p * logs).sum(axis=1) - rest * np.log(rest)
+        return np.where(skip.all(axis=1), np.nan, found)
+
+    @cached_property
     def divergence(self) -> Floats:
         """KL of the usable slots and one tail, nats, shape (token,); NaN without a slot."""
         return _divergence(self.mu, self.pi, self.usable)

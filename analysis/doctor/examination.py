@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from .causes import CAUSES
 from .evidence import FEWEST, Evidence
 from .findings import Diagnosis, Finding, Looked
 from .sample import LIMIT, Sample, read_sample
+
+MUCH_SURER: Final = 0.15
+"""Confidence by which a later cause must exceed an earlier one to explain it away."""
 
 
 def examine(
@@ -68,21 +72,24 @@ def explained_away(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     tuple of Finding
         With the causes' advice.
     """
-    kept: list[Finding] = []
-    for found in findings:
-        by = [each for each in kept if found.cause in CAUSES[each.cause].explains]
-        if not by:
-            kept.append(dataclasses.replace(found, advice=CAUSES[found.cause].advice))
-    # The order settles most; a weak finding also yields to a much surer one that stands later.
-    sure = [
-        each
-        for each in kept
-        if not any(
-            each.cause in CAUSES[other.cause].explains and other.confidence > each.confidence + 0.15
-            for other in kept
-        )
-    ]
-    return tuple(sorted(sure, key=lambda each: -each.confidence))
+    found = [dataclasses.replace(each, advice=CAUSES[each.cause].advice) for each in findings]
+    kept = [each for each in found if not any(_outweighs(other, each) for other in found)]
+    return tuple(sorted(kept or found[:1], key=lambda each: -each.confidence))
+
+
+def _outweighs(one: Finding, other: Finding) -> bool:
+    """Whether a finding explains another away.
+
+    Where each could explain the other, the order of `CAUSES` settles it, unless the later one is
+    much surer.
+    """
+    if one is other or other.cause not in CAUSES[one.cause].explains:
+        return False
+    order = list(CAUSES)
+    if order.index(one.cause) < order.index(other.cause):
+        mutual = one.cause in CAUSES[other.cause].explains
+        return not mutual or other.confidence <= one.confidence + MUCH_SURER
+    return one.confidence > other.confidence + MUCH_SURER
 
 
 def _looked(evidence: Evidence) -> Looked:

@@ -26,6 +26,8 @@ EXPECTED: Final = {
 """Standard deviation of a log-prob (nats) that a precision explains, generously: SmolLM2's
 engines moved log-probs by 4e-2 in bfloat16 and by 0.2 in int8 on average."""
 
+UNDECLARED: Final = "not declared"
+
 _HALVES: Final = {"bfloat16": 512, "float16": 4096}
 """A value over this is the most by which rounding moves it."""
 
@@ -57,8 +59,8 @@ def declared(evidence: Evidence) -> tuple[str, float]:
         )
         if each
     ]  # fmt: skip
-    if not names:
-        return "not declared", EXPECTED["bfloat16"]
+    if not names:  # then the engine may be quantised as far as any is
+        return UNDECLARED, EXPECTED["int4"]
     best = ("float32", EXPECTED["float32"])
     for name in names:
         for known, size in EXPECTED.items():
@@ -71,7 +73,7 @@ def declared(evidence: Evidence) -> tuple[str, float]:
 def _rounded(evidence: Evidence) -> Finding | None:
     """Log-probs, or the logits before them, in a shorter type than declared."""
     name, expected = declared(evidence)
-    if expected >= EXPECTED["bfloat16"] and name != "not declared":
+    if expected >= EXPECTED["bfloat16"] and name != UNDECLARED:
         return None
     for column in ("topk_behavior_logprobs", "topk_pre_logprobs"):
         values = np.asarray(evidence.sample[column], dtype=np.float32)
@@ -80,10 +82,10 @@ def _rounded(evidence: Evidence) -> Finding | None:
             continue
         short = rounded_to(values[used])
         if short is not None and not (
-            short == "float16" and expected >= EXPECTED["float16"] and name != "not declared"
+            short == "float16" and expected >= EXPECTED["float16"] and name != UNDECLARED
         ):
             return Finding(
-                "precision", 0.97 if name != "not declared" else 0.7,
+                "precision", 0.97 if name != UNDECLARED else 0.7,
                 int(used.any(axis=1).sum()), None,
                 {"pattern": "log-probs rounded", "column": column, "fit_into": short,
                  "declared": name,
@@ -92,7 +94,7 @@ def _rounded(evidence: Evidence) -> Finding | None:
         share, step = _on_grid(values.astype(np.float64), used)
         if share > 0.3:
             return Finding(
-                "precision", 0.95 if name != "not declared" else 0.7,
+                "precision", 0.95 if name != UNDECLARED else 0.7,
                 int(used.any(axis=1).sum()), None,
                 {"pattern": "logits rounded before the log-softmax", "column": column,
                  "differences_on_grid": share, "grid_nats": step, "declared": name},
@@ -137,16 +139,13 @@ def _noise(evidence: Evidence) -> Finding | None:
             "precision", 0.95, len(evidence), twin,
             {"pattern": "rows of the same prefix differ", **common},
         )  # fmt: skip
-    if len(sizes) < FEWEST:
+    spread = spread_of_rows(evidence)
+    if spread > EVEN:
         return None
     position = np.asarray(evidence.sample["position"])[rows]
     bulk = float(np.median(sizes))
-    if bulk < 1e-6:
-        return None
     logs = np.log(np.maximum(sizes, 1e-9))
-    within = logs - _by_position(logs, position)
-    spread = float(np.subtract(*np.quantile(within, [0.75, 0.25])))
-    if spread > EVEN or bulk > 0.5 or abs(_over_steps(evidence, within, rows)) > 0.2:
+    if bulk > 0.5:
         return None
     common |= {"residual_nats": bulk, "spread_of_rows": spread}
     if bulk > expected:
@@ -155,6 +154,8 @@ def _noise(evidence: Evidence) -> Finding | None:
             "precision", 0.9, len(evidence), bulk,
             {"pattern": "even noise", "mean_sign": symmetric, **common},
         )  # fmt: skip
+    if name == UNDECLARED:  # a pattern tells more than a size
+        expected = EXPECTED["bfloat16"]
     growth = _growth(logs, position)
     far = sizes > OUTLIER * np.exp(_by_position(logs, position))
     if growth > 3 and float(np.quantile(sizes, 0.9)) > expected:
@@ -169,6 +170,22 @@ def _noise(evidence: Evidence) -> Finding | None:
             {"pattern": "few rows far out, the rest even", "share": share, **common},
         )  # fmt: skip
     return None
+
+
+def spread_of_rows(evidence: Evidence) -> float:
+    """Interquartile range of the log of rows' residuals beside their position's; ∞ for drift.
+
+    Up to `EVEN` it is one noise in all rows. Drift differs from row to row, or grows with the
+    steps.
+    """
+    sizes, rows = residuals(evidence)
+    if len(sizes) < FEWEST or float(np.median(sizes)) < 1e-6:
+        return float("inf")
+    logs = np.log(np.maximum(sizes, 1e-9))
+    within = logs - _by_position(logs, np.asarray(evidence.sample["position"])[rows])
+    if abs(_over_steps(evidence, within, rows)) > 0.2:
+        return float("inf")
+    return float(np.subtract(*np.quantile(within, [0.75, 0.25])))
 
 
 def residuals(evidence: Evidence) -> tuple[Floats, NDArray[np.int64]]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from deltad.analysis.doctor import policies
+from deltad.analysis.doctor.distance import tilt
 from deltad.analysis.doctor.evidence import Evidence
 from tests.analysis.doctor.made import LENGTH, RESPONSES, log_softmax, made_sample
 
@@ -69,11 +69,11 @@ def test_twins_share_prompt_and_prefix() -> None:
 
 
 def test_tilt_is_zero_for_the_recorded_sampler_and_the_known_share_for_another() -> None:
-    value, error = policies.tilt(Evidence(made_sample(groups=20)))
+    value, error = tilt(Evidence(made_sample(groups=20)))
     assert abs(value) < 4 * error
     # At step 1 the sampler lies 4 of 5 parts of the way from the recorded μ to π.
     sample = made_sample(steps=1, groups=60, lag=4.0, sampler=lambda logits: logits)
-    value, error = policies.tilt(Evidence(sample))
+    value, error = tilt(Evidence(sample))
     assert value == pytest.approx(0.8, abs=4 * error + 0.05)
 
 

@@ -134,13 +134,15 @@ def test_interrupted_recording_goes_on_where_it_was(
     run = tmp_path / "run"
     whole = chain_module.Chain.record
 
-    def interrupted(self: Any, folder: Path, seed: int, stored: Any, report: Report) -> None:
+    def interrupted(
+        self: Any, folder: Path, seed: int, stored: Any, report: Report, **options: Any
+    ) -> None:
         def stop_in_the_middle(text: str, fraction: float) -> None:
             if seed == 1 and text == "updates" and fraction > 0.5:
                 raise KeyboardInterrupt
             report(text, fraction)
 
-        whole(self, folder, seed, stored, stop_in_the_middle)
+        whole(self, folder, seed, stored, stop_in_the_middle, **options)
 
     options: dict[str, Any] = {"seeds": 2, "workers": 0, "store": "all", "quiet": True}
     with monkeypatch.context() as patch:
