@@ -211,19 +211,19 @@ class Calibration(Result):
 
     def columns(self) -> dict[str, list[Any]]:
         """A row a predictor and bin, the columns of `CALIBRATION_COLUMNS`."""
-        from .calibration_forms import calibration_columns
+        from .forms.calibration import calibration_columns
 
         return calibration_columns(self)
 
     def text(self) -> RenderableType:
         """A row a predictor, then the bins of each."""
-        from .calibration_forms import calibration_text
+        from .forms.calibration import calibration_text
 
         return calibration_text(self)
 
     def to_json_object(self) -> dict[str, Any]:
         """Predictors with their bins as objects."""
-        from .calibration_forms import calibration_object
+        from .forms.calibration import calibration_object
 
         return calibration_object(self)
 

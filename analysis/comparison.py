@@ -146,19 +146,19 @@ class Comparison(Result):
 
     def columns(self) -> dict[str, list[Any]]:
         """A row a criterion, the columns of `COMPARISON_COLUMNS`."""
-        from .comparison_forms import comparison_columns
+        from .forms.comparison import comparison_columns
 
         return comparison_columns(self)
 
     def text(self) -> RenderableType:
         """What each masks and foretells, the pairs with the baseline, who agrees with whom."""
-        from .comparison_forms import comparison_text
+        from .forms.comparison import comparison_text
 
         return comparison_text(self)
 
     def to_json_object(self) -> dict[str, Any]:
         """The columns a criterion, and the agreement matrix."""
-        from .comparison_forms import comparison_object
+        from .forms.comparison import comparison_object
 
         return comparison_object(self)
 

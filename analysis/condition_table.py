@@ -103,19 +103,19 @@ class ConditionTable(Result):
 
     def columns(self) -> dict[str, list[Any]]:
         """A row a bin and criterion, the columns of `CONDITION_COLUMNS`."""
-        from .condition_forms import condition_columns
+        from .forms.conditions import condition_columns
 
         return condition_columns(self)
 
     def text(self) -> RenderableType:
         """A table a condition."""
-        from .condition_forms import condition_text
+        from .forms.conditions import condition_text
 
         return condition_text(self)
 
     def to_json_object(self) -> dict[str, Any]:
         """The same rows as objects."""
-        from .condition_forms import condition_object
+        from .forms.conditions import condition_object
 
         return condition_object(self)
 

@@ -153,7 +153,7 @@ class Headline(Result):
 
     def text(self) -> RenderableType:
         """Reported numbers, sign test with ties, and a row an assumption."""
-        from .power_text import headline_text
+        from .forms.power import headline_text
 
         return headline_text(self)
 

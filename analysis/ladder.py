@@ -254,20 +254,20 @@ class LadderTable(Result):
     def to_json_object(self) -> dict[str, Any]:
         """Every share and cost; NaN is None."""
         from .export import without_nan
-        from .ladder_text import ladder_object
+        from .forms.ladder import ladder_object
 
         known: dict[str, Any] = without_nan(ladder_object(self))
         return known
 
     def columns(self) -> dict[str, list[Any]]:
         """A row a rung, set of tokens and criterion: `LADDER_TABLE_COLUMNS`."""
-        from .ladder_text import ladder_columns
+        from .forms.ladder import ladder_columns
 
         return ladder_columns(self)
 
     def text(self) -> RenderableType:
         """Shares, base rates, agreement with the step, costs, and what is missing."""
-        from .ladder_text import ladder_text
+        from .forms.ladder import ladder_text
 
         return ladder_text(self)
 

@@ -203,7 +203,7 @@ class PowerTable(Result):
 
     def text(self) -> RenderableType:
         """Seeds needed by test and difference, and what this dump's seeds see."""
-        from .power_text import power_text
+        from .forms.power import power_text
 
         return power_text(self)
 

@@ -94,19 +94,19 @@ class Sweep(Result):
 
     def columns(self) -> dict[str, list[Any]]:
         """A row a point, the columns of `SWEEP_COLUMNS`."""
-        from .sweep_forms import sweep_columns
+        from .forms.sweeps import sweep_columns
 
         return sweep_columns(self)
 
     def text(self) -> RenderableType:
         """A row a point, and what was refused."""
-        from .sweep_forms import sweep_text
+        from .forms.sweeps import sweep_text
 
         return sweep_text(self)
 
     def to_json_object(self) -> dict[str, Any]:
         """The same rows as objects."""
-        from .sweep_forms import sweep_object
+        from .forms.sweeps import sweep_object
 
         return sweep_object(self)
 

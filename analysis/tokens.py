@@ -169,8 +169,8 @@ class TokenTable:
 
     def _repr_html_(self) -> str:
         """What Jupyter shows: the first rows, which are read for it."""
+        from .forms.tokens import token_text
         from .html import as_html
-        from .token_text import token_text
 
         return as_html(token_text(self))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from deltad.analysis.sweep_forms import sweep_title
+from deltad.analysis.forms.sweeps import sweep_title
 from deltad.analysis.sweeps import PROTOCOL, Point, Sweep
 from deltad.analysis.words import count, unit
 

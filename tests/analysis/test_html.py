@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from deltad.analysis import Question, TokenTable, protocol_table, rate_table
+from deltad.analysis.forms.tokens import token_text
 from deltad.analysis.html import as_html
-from deltad.analysis.token_text import token_text
 from deltad.dumps import Dump
 from tests.dumps.factory import make_dump
 

@@ -9,11 +9,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from . import statistics
-from .export import FORMAT
-from .ladder import RUNGS, SAMPLED, SETS, LadderTable, Share
-from .text import plain_grid
-from .words import DASH, count, number, title, with_interval
+from deltad.analysis import statistics
+from deltad.analysis.export import FORMAT
+from deltad.analysis.ladder import RUNGS, SAMPLED, SETS, LadderTable, Share
+from deltad.analysis.text import plain_grid
+from deltad.analysis.words import DASH, count, number, title, with_interval
 
 LADDER_TABLE_COLUMNS: Final[dict[str, str]] = {
     "rung": "which change of D",

@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from .forms import (
+from deltad.analysis.question import Question
+from deltad.analysis.text import plain_grid as grid
+from deltad.analysis.words import count, number, p_value, region, unit, with_interval
+
+from .pairs import (
     PAIR_COLUMNS,
     accuracy_columns,
     accuracy_values,
@@ -17,12 +21,9 @@ from .forms import (
     share_text,
     stack,
 )
-from .question import Question
-from .text import plain_grid as grid
-from .words import count, number, p_value, region, unit, with_interval
 
 if TYPE_CHECKING:
-    from .sweeps import Point, Sweep
+    from deltad.analysis.sweeps import Point, Sweep
 
 SWEEP_COLUMNS: Final[dict[str, str]] = {
     "over": "what differs between the rows: threshold, top-k or protocol",

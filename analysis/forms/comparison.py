@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from .forms import (
+from deltad.analysis.question import OWN
+from deltad.analysis.text import plain_grid as grid
+from deltad.analysis.words import DASH, count, number, p_value, region, with_interval
+
+from .pairs import (
     PAIR_COLUMNS,
     accuracy_columns,
     accuracy_values,
@@ -18,12 +22,9 @@ from .forms import (
     share_text,
     stack,
 )
-from .question import OWN
-from .text import plain_grid as grid
-from .words import DASH, count, number, p_value, region, with_interval
 
 if TYPE_CHECKING:
-    from .comparison import Compared, Comparison
+    from deltad.analysis.comparison import Compared, Comparison
 
 COMPARISON_COLUMNS: Final[dict[str, str]] = {
     "criterion": "the criterion in question",

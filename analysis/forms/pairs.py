@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from . import statistics
-from .export import FORMAT, without_nan
-from .question import Question
-from .rates import SIDES, BaseRate, RateTable
-from .shares import Share
-from .words import number, with_interval
+from deltad.analysis import statistics
+from deltad.analysis.export import FORMAT, without_nan
+from deltad.analysis.question import Question
+from deltad.analysis.rates import SIDES, BaseRate, RateTable
+from deltad.analysis.shares import Share
+from deltad.analysis.words import number, with_interval
 
 PAIR_COLUMNS: Final[dict[str, str]] = {
     "outside": "tokens with D > δ before the update, all seeds",

@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from .conditions import Condition
-from .forms import (
+from deltad.analysis.conditions import Condition
+from deltad.analysis.question import OWN
+from deltad.analysis.text import plain_grid as grid
+from deltad.analysis.words import count, number, region, with_interval
+
+from .pairs import (
     PAIR_COLUMNS,
     accuracy_columns,
     accuracy_values,
@@ -18,12 +22,9 @@ from .forms import (
     share_text,
     stack,
 )
-from .question import OWN
-from .text import plain_grid as grid
-from .words import count, number, region, with_interval
 
 if TYPE_CHECKING:
-    from .condition_table import ConditionTable, Part
+    from deltad.analysis.condition_table import ConditionTable, Part
 
 CONDITION_COLUMNS: Final[dict[str, str]] = {
     "condition": "what tokens are told apart by",

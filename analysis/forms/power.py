@@ -10,13 +10,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from . import paper
-from .statistics.power import TESTS
-from .words import DASH, count, number, p_value, points, title
+from deltad.analysis import paper
+from deltad.analysis.statistics.power import TESTS
+from deltad.analysis.words import DASH, count, number, p_value, points, title
 
 if TYPE_CHECKING:
-    from .headline import Headline
-    from .power import PowerTable
+    from deltad.analysis.headline import Headline
+    from deltad.analysis.power import PowerTable
 
 
 def power_text(table: PowerTable) -> RenderableType:

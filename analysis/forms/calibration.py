@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from .forms import (
+from deltad.analysis.text import plain_grid as grid
+from deltad.analysis.words import DASH, count, number, region, unit
+
+from .pairs import (
     accuracy_columns,
     accuracy_values,
     base_text,
@@ -16,11 +19,9 @@ from .forms import (
     share_text,
     stack,
 )
-from .text import plain_grid as grid
-from .words import DASH, count, number, region, unit
 
 if TYPE_CHECKING:
-    from .calibration import Bin, Calibrated, Calibration
+    from deltad.analysis.calibration import Bin, Calibrated, Calibration
 
 _OF_ALL: Final[dict[str, str]] = {
     "direction": "the criterion whose direction predicts, or `linear_delta`",

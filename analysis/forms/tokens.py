@@ -10,10 +10,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .words import DASH, title
+from deltad.analysis.words import DASH, title
 
 if TYPE_CHECKING:
-    from .tokens import TokenTable
+    from deltad.analysis.tokens import TokenTable
 
 FIRST_ROWS: Final = 10
 """How many rows are shown."""
