@@ -154,7 +154,7 @@ def _seed(
         tokens=dump.rows_seen(arm, seed),
         grows=up,
         masks=~kept,
-        disagreement=kept[0] != kept[1],
+        disagreement=kept[0] != kept[min(1, len(kept) - 1)],  # none where both are one criterion
         weight=_weights(np.concatenate(strata), measured),
     )
 

@@ -45,6 +45,13 @@ POWER_COLUMNS: Final[dict[str, str]] = {
 """Columns of a power table, a row a test and difference, and what they mean."""
 
 
+LEAST_POINT: Final = 1e-4
+"""The smallest difference that may be asked for, a hundredth of a point: a million seeds."""
+
+LEAST_LEVEL: Final = 1e-6
+"""The smallest level and power that may be asked for."""
+
+
 @dataclass(frozen=True, eq=False)
 class PowerTable(Result):
     """What a number of seeds can see, by the seeds of one dump.
@@ -272,10 +279,10 @@ def check_options(points: Sequence[float], power: float, level: float) -> None:
         Which, and what it must be.
     """
     for name, value in (("power", power), ("level", level)):
-        if not 0 < value < 1:
-            raise QuestionError(f"`{name}` must lie between 0 and 1, got {value:g}")
-    if not points or not all(0 < point <= 1 for point in points):
-        given = ", ".join(f"{100 * point:g}" for point in points)
-        raise QuestionError(f"`points` must lie above 0 and be at most 100, got {given or 'none'}")
+        if not LEAST_LEVEL <= value < 1:
+            raise QuestionError(f"`{name}` must lie between {LEAST_LEVEL:g} and 1, got {value:g}")
+    if not points or not all(LEAST_POINT <= point <= 1 for point in points):
+        given = ", ".join(f"{100 * point:g}" for point in points) or "none"
+        raise QuestionError(f"`points` must lie between {100 * LEAST_POINT:g} and 100, got {given}")
     if not power > level:
         raise QuestionError(f"`power` must be above `level`, got {power:g} and {level:g}")

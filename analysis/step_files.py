@@ -194,7 +194,7 @@ class _Lines:
         for line in whole.splitlines():
             try:
                 step = StepScalars.from_json_object(json.loads(line))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 if line.strip():
                     problems[str(path)] = f"a line is passed over: {error}"
                 continue

@@ -268,10 +268,12 @@ class StepScalars:
         ValueError
             Another format, or a part is missing or malformed.
         """
+        if not isinstance(found, Mapping):
+            raise ValueError(f"steps must be a JSON object, got {type(found).__name__}")
         if found.get("format") != FORMAT:
             raise ValueError(f"steps must be of format {FORMAT}, got {found.get('format')!r}")
         try:
-            return cls(
+            made = cls(
                 arm=str(found["arm"]),
                 seed=int(found["seed"]),
                 step=int(found["step"]),
@@ -287,8 +289,10 @@ class StepScalars:
                 fit=_two(found["fit"]),
                 logprobs=LogprobSums(**found["logprobs"]),
             )
-        except (KeyError, TypeError, AttributeError) as error:
+            made.scalars()  # what cannot be reckoned with is malformed too
+        except (KeyError, TypeError, AttributeError, ArithmeticError) as error:
             raise ValueError(f"steps are malformed: {type(error).__name__} {error}") from error
+        return made
 
 
 def steps_path(run: Path, arm: str, seed: int, rank: int) -> Path:

@@ -115,7 +115,7 @@ _ALL: Final = (
         distance.temperature,
         "Divide the logits by the sampling temperature once on both sides, before the "
         "log-softmax (vLLM: logprobs_mode = processed_logprobs).",
-        _DISTANCE | {"vocabulary", "concentration", "truncation"},
+        (_DISTANCE - {"other-model"}) | {"vocabulary", "concentration", "truncation"},
     ),
     Cause(
         "precision",

@@ -191,10 +191,11 @@ class Evidence:
         return float((differs & other.any(axis=1)).sum() / judged.sum())
 
     def mass(self, side: str) -> Floats:
-        """Mass of the list, shape (token,): `mu` or `pi`; fills count nothing, −∞ neither."""
+        """Mass of a list, shape (token,): `mu`, `pi` or `post`; fills and −∞ count nothing."""
         logs, column = {
             "mu": (self.mu, "topk_behavior_logprobs"),
             "pi": (self.pi, "topk_pre_logprobs"),
+            "post": (self.post, "topk_post_logprobs"),
         }[side]
         skip = ~self.listed | self.filled(column) | ~np.isfinite(logs)
         return np.asarray(np.exp(np.where(skip, -np.inf, np.minimum(logs, 1.0))).sum(axis=1))

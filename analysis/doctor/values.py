@@ -125,6 +125,7 @@ def impossible(evidence: Evidence) -> Finding | None:
     for side, name, list_name in (
         ("mu", "behavior_logprob", "topk_behavior_logprobs"),
         ("pi", "pre_logprob", "topk_pre_logprobs"),
+        ("post", "post_logprob", "topk_post_logprobs"),
     ):
         scalars = np.asarray(evidence.sample[name])
         lists = np.asarray(evidence.sample[list_name])

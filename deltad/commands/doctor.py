@@ -47,6 +47,8 @@ def doctor(
     Values that `check` refuses are evidence here. Exit status 0 where nothing wrong was found,
     3 with findings.
     """
+    if repeats > 1 and not trial:
+        raise OptionError("`--repeats` goes with `--trial`")
     form = chosen_form(form, output, DRAWN_FORMATS if trial else FORMATS)
     check_output(output, run)
     dump = open_dump(run)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -19,7 +19,9 @@ from .options import (
     open_dump,
     question_of,
 )
-from .terminal import BAD_CONTENT, check_output, complain, progress_bar, sink
+from .terminal import BAD_CONTENT, OptionError, check_output, complain, progress_bar, sink
+
+ENDINGS: Final = (".html", ".htm")
 
 
 def report(
@@ -46,6 +48,10 @@ def report(
     written all the same, and says which and why.
     """
     check_output(output, run)
+    if output is not None and output.suffix.lower() not in ENDINGS:
+        raise OptionError(
+            f"a report's file must end in {' or '.join(ENDINGS)}, got {str(output)!r}"
+        )
     question = question_of(threshold, divergence, criterion, baseline, protocol)
     dump = open_dump(run)
     from deltad.analysis.report import report as make

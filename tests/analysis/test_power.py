@@ -133,12 +133,12 @@ def test_a_rate_cannot_fall_below_0() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"points": [0.0]}, "`points` must lie above 0"),
+        ({"points": [0.0]}, "`points` must lie between 0.01"),
         ({"points": [1.5]}, "150"),
         ({"points": []}, "got none"),
         ({"points": [math.nan]}, "nan"),
-        ({"power": 1.0}, "`power` must lie between 0 and 1"),
-        ({"level": 0.0}, "`level` must lie between 0 and 1"),
+        ({"power": 1.0}, "`power` must lie between 1e-06"),
+        ({"level": 0.0}, "`level` must lie between 1e-06"),
         ({"level": 0.9}, "`power` must be above `level`"),
     ],
 )

@@ -67,6 +67,38 @@ def test_a_step_that_comes_again_counts_once_and_a_bad_line_is_named(tmp_path: P
     assert list(files.problems) == [str(path)]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[1]", b"7", b"null", b'"x"', b"[" * 100_000,
+        b'{"format": 1, "arm": "actual", "seed": Infinity}',
+    ],
+)  # fmt: skip
+def test_json_that_is_no_step_is_passed_over(tmp_path: Path, line: bytes) -> None:
+    sink = JsonLines(tmp_path)
+    sink.log_step(step(0, tokens=4))
+    with steps_path(tmp_path, "actual", 0, 0).open("ab") as file:
+        file.write(line + b"\n")
+    files = StepFiles(tmp_path)
+    assert tokens(files) == {("actual", 0, 0): 4}
+    assert len(files.problems) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"d_pre": {"999999": 3}}, {"logprobs": {"tokens": "many"}}, {"counts": {"tokens": 10**400}}],
+)
+def test_a_step_that_cannot_be_reckoned_with_is_passed_over(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    JsonLines(tmp_path).log_step(step(0, tokens=4))
+    path = steps_path(tmp_path, "actual", 0, 0)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change) + "\n")
+    files = StepFiles(tmp_path)
+    assert tokens(files) == {}
+    assert len(files.problems) == 1
+
+
 def test_a_file_written_anew_is_read_anew(tmp_path: Path) -> None:
     sink, files = JsonLines(tmp_path), StepFiles(tmp_path)
     for number in range(3):

@@ -73,7 +73,8 @@ def test_what_cannot_be_read_exits_one(tmp_path: Path, broken: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [["--seed", "99"], ["--format", "png"], ["--trial", "--seed", "0"]]
+    "options",
+    [["--seed", "99"], ["--format", "png"], ["--trial", "--seed", "0"], ["--repeats", "2"]],
 )
 def test_bad_options_exit_two(options: list[str]) -> None:
     assert CliRunner().invoke(app, ["doctor", str(RECORDED), *options]).exit_code == 2

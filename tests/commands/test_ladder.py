@@ -104,3 +104,10 @@ def test_record_takes_the_ladder_as_an_option_and_keeps_to_it(tmp_path: Path) ->
     assert "ladder_tokens is 5 there and 64 now" in other.stderr
     again = [*options, "--seeds", 1, "--workers", 0, "--ladder-tokens", 5, "--resume"]
     assert deltad("record", "tiny", run, *again).exit_code == 0
+
+
+def test_a_criterion_beside_itself_disagrees_nowhere(tmp_path: Path) -> None:
+    run = make_dump(tmp_path / "run", rows=60, seeds=(0,), ranks=1, parts=1)
+    result = CliRunner().invoke(app, ["ladder", str(run), "--criterion", "ratio"])
+    assert result.exit_code == 0, result.output
+    assert "0 in disagreement" in result.stdout

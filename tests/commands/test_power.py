@@ -48,6 +48,8 @@ def test_seeds_needed_are_printed_and_written(run: Path, tmp_path: Path) -> None
     [
         (["--points", "1,x"], "`--points` takes numbers"),
         (["--points", "0"], "`points`"),
+        (["--points", "1e-300"], "`points`"),
+        (["--level", "1e-300"], "`level`"),
         (["--points", "1,,2"], "''"),
         (["--power", "2"], "`power`"),
         (["--level", "-1"], "`level`"),

@@ -126,3 +126,12 @@ def test_mass_above_one_is_impossible() -> None:
     assert [each.cause for each in examine(sample.replace(**raised)).findings] == [
         "impossible-values"
     ]
+
+
+@pytest.mark.parametrize("column", ["post_logprob", "topk_post_logprobs"])
+def test_log_probs_above_zero_after_the_step_are_found_too(column: str) -> None:
+    sample = made_sample()
+    values = sample[column].copy()
+    values[5] = 0.7
+    causes = [found.cause for found in examine(sample.replace(**{column: values})).findings]
+    assert "impossible-values" in causes or "sentinel" in causes
