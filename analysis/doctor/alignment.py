@@ -73,7 +73,7 @@ def _entropy_shift(evidence: Evidence) -> Finding | None:
     (r, pairs), here = found[d], found[0][0]
     # Fisher's z of the two, whose difference has variance 2 / n.
     score = (math.atanh(min(r, 0.999)) - math.atanh(max(here, -0.999))) * math.sqrt(pairs / 2)
-    if r < 0.6 or here > 0.5 * r or score < 5:
+    if r < 0.7 or here > 0.5 * r or score < 5:
         return None
     return Finding(
         "shift", float(min(0.97, 0.6 + 0.4 * r)), pairs, float(d),

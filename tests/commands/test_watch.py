@@ -102,6 +102,8 @@ class Terminal:
             stderr=slave,
             env=environment,
             start_new_session=True,
+            # A job in the background of a shell would ignore the signal, and hand that down.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         os.close(slave)
         self.shown = ""
