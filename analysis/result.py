@@ -46,6 +46,14 @@ class Result(ABC):
 
         return pd.DataFrame(dict(self.columns()))
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # A dataclass would list every count of every seed.
+        cls.__repr__ = Result.__repr__  # type: ignore[method-assign]
+
+    def __repr__(self) -> str:
+        return str(self).rstrip("\n")
+
     def __str__(self) -> str:
         from .text import as_text
 

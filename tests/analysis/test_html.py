@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import pytest
 from rich import box
@@ -82,3 +83,9 @@ def test_a_token_table_shows_its_first_rows_and_how_many_there_are(dump: Dump) -
     none = TokenTable(dump, Question(threshold=1e6, protocol="shared:none"), outside=True)
     assert "no such row" in none._repr_html_()
     assert len(list(parsed(as_html(token_text(table, rows=3))).iter("tr"))) == 1 + 3
+
+
+def test_a_result_at_the_prompt_is_its_table(tmp_path: Path) -> None:
+    table = rate_table(Dump.open(make_dump(tmp_path / "run", rows=30, seeds=(0, 1))))
+    assert repr(table) == str(table).rstrip("\n")
+    assert "shared:none" in repr(table)
