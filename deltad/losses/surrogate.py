@@ -1,7 +1,4 @@
-"""The policy surrogate with a keep mask: what the recipes train with and a trainer can plug in.
-
-The one module of the ground floor that needs torch; nothing else there imports it.
-"""
+"""The policy surrogate with a keep mask: what the recipes train with and a trainer can plug in."""
 
 import math
 

@@ -1,0 +1,1 @@
+"""Log-probs of the behavior policy, as serving engines report them."""

@@ -1,0 +1,1 @@
+"""Dumps from scoring files that another framework wrote: `deltad import`."""

@@ -1,0 +1,1 @@
+"""Models whose weights or vocabulary are spread over ranks."""

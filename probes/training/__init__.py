@@ -1,0 +1,1 @@
+"""A small RL training with a chosen mask: `deltad train`."""

@@ -1,0 +1,1 @@
+"""Attach the probe and the masks to TRL's trainers."""

@@ -1,0 +1,1 @@
+"""The probe and the masks as a plugin of verl."""
