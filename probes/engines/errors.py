@@ -1,0 +1,44 @@
+"""What a reader of engine responses raises."""
+
+from __future__ import annotations
+
+from deltad.probes.errors import ProbeError
+
+
+class EngineError(ProbeError):
+    """An engine's response is not what its format promises.
+
+    Attributes
+    ----------
+    engine : str
+        Which format was read.
+    request : str or None
+        The request's own id, or its place among those given.
+    position : int or None
+        Token within the response, from 0.
+    reason : str
+        What must hold, what came and what to do.
+    """
+
+    def __init__(
+        self, engine: str, reason: str, *, request: str | None = None, position: int | None = None
+    ) -> None:
+        place = [engine]
+        if request is not None:
+            place.append(f"request {request}")
+        if position is not None:
+            place.append(f"position {position}")
+        super().__init__(f"{', '.join(place)}: {reason}")
+        self.engine = engine
+        self.request = request
+        self.position = position
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle by what the constructor takes, so that worker processes can raise it."""
+        return _again, (self.engine, self.reason, self.request, self.position)
+
+
+def _again(engine: str, reason: str, request: str | None, position: int | None) -> EngineError:
+    """Build an error from positional arguments."""
+    return EngineError(engine, reason, request=request, position=position)
