@@ -1,0 +1,287 @@
+"""The policy loss with any mask or weight of the registry, on tensors as a trainer has them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from deltad._checks import LOGPROB_TOLERANCE
+from deltad.masks import CLIP_HIGH, CLIP_LOW, DEFAULT_THRESHOLD, Criterion
+from deltad.weights import Weight
+
+from . import conventions
+from .aggregation import aggregate
+from .conventions import Value
+from .judgement import lay_out, region_of, rule_of, weigh
+from .metrics import Metric, measure
+from .topk import TopKLogprobs
+
+NOTHING: Mapping[str, float] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """A loss and what was decided on the way.
+
+    Attributes
+    ----------
+    loss : Tensor
+        A scalar of the log-probs' dtype, to be differentiated.
+    keep : Tensor of bool, shape (batch, token)
+        True at response tokens whose gradient passes (a weight above 0); False outside the mask.
+    weight : Tensor, shape (batch, token)
+        What the token's importance-weighted gradient was multiplied by: 1 or 0 for a criterion,
+        anything for a soft weight; 0 outside the mask.
+    metrics : mapping of name to Metric
+        Numerators and denominators, to be added over micro-batches and ranks before they are
+        divided; see `deltad.losses.metrics`.
+    """
+
+    loss: Tensor
+    keep: Tensor
+    weight: Tensor
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+
+
+def trust_region_loss(
+    logprob: Tensor,
+    behavior_logprob: Tensor,
+    advantage: Tensor,
+    response_mask: Tensor,
+    *,
+    criterion: str | Criterion | Weight = "predictive-kl-aggregated",
+    threshold: float | tuple[float, float] = DEFAULT_THRESHOLD,
+    divergence: str | None = None,
+    topk: TopKLogprobs | None = None,
+    full: Mapping[str, tuple[Tensor, Tensor]] | None = None,
+    parameters: Mapping[str, float] = NOTHING,
+    ratio_cap: float | None = None,
+    token_weight: Tensor | None = None,
+    aggregation: str = "token-mean",
+    denominator: Tensor | float | None = None,
+    ranks: int = 1,
+    horizon: int | None = None,
+    convention: str = "paper",
+    value: Value | None = None,
+    drop_missing: bool = False,
+    check: bool = True,
+    tolerance: float = LOGPROB_TOLERANCE,
+) -> PolicyLoss:
+    r"""Importance-weighted policy loss of the tokens that a trust region lets pass.
+
+    .. math:: \ell_t = -w_t\, u_t\, \min(r_t, c)\, \hat A_t,
+              \qquad r_t = \exp(\log\pi_k - \log\mu_k), \qquad
+              \frac{\partial \ell_t}{\partial \log\pi_k} = \ell_t
+
+    w is the criterion's decision (1 or 0) or the soft weight, u = `token_weight`, c = `ratio_cap`.
+    Of everything, log π_k alone carries gradient.
+
+    Parameters
+    ----------
+    logprob
+        log π_k at the sampling temperature; shape (batch, token), float32 or float64, nats.
+    behavior_logprob
+        log μ_k of the policy that the region is around; same shape, nats.
+    advantage
+        Â; same shape, or (batch,) or (batch, 1) where a response has one.
+    response_mask
+        True at response tokens; same shape, bool or numbers. What lies outside may be anything,
+        NaN and infinities included.
+    criterion
+        A name of `deltad.weights.WEIGHTS`: "none", every criterion of `deltad.masks.CRITERIA`, or
+        a soft weight (icepop, mis, tis, cispo, drpo); or a `Criterion` or `Weight` of your own.
+    threshold
+        δ ≥ 0: nats for KL, a probability for TV; or (δ where Â ≤ 0, δ where Â > 0).
+    divergence
+        The region's divergence, "kl" or "tv"; None takes the criterion's own, else KL.
+    topk
+        Both policies at the behaviour policy's top-K ids; needed by the criteria that judge by a
+        top-K divergence or a predicted direction.
+    full
+        By divergence name D and Ḋ over the whole vocabulary, each (batch, token); needed by the
+        `full` criteria alone.
+    parameters
+        A soft weight's own parameters by name (`cap`, `low`, `high`, `delta`), or `low`, `high`
+        and `dual` of clip-higher.
+    ratio_cap
+        Upper bound c > 0 of the importance weight; its gradient is stopped: a token beyond pushes
+        on with c. None for none.
+    token_weight
+        A further factor u a token (a trainer's correction for its engine); shape (batch, token)
+        or (batch, 1).
+    aggregation, denominator, ranks, horizon
+        As in `aggregate`. With a denominator counted over the whole step the losses of its
+        micro-batches add up to the step's.
+    convention
+        "paper", "trl" or "verl": what `deltad.losses.CONVENTIONS` says; the default is the
+        paper's.
+    value
+        What the loss reads; the gradient is the same for all three. "ratio": the formula above.
+        "logprob": − w u sg(min(r, c)) Â log π_k, as DPPO and CISPO log it. "clip" (clip-higher
+        alone): −min(r Â, clip(r) Â), where Â < 0 at most −`dual` Â: masked tokens count with the
+        bound that they were clipped to. None takes the convention's.
+    drop_missing
+        Leave out response tokens for which the behaviour policy's numbers are NaN (an engine did
+        not report them) and count them in the metric `missing`; otherwise they are refused.
+    check
+        Refuse impossible numbers. False spares waiting for the device; NaN is then left out.
+    tolerance
+        Rounding that the check lets pass, as in `topk_support`.
+
+    Returns
+    -------
+    PolicyLoss
+        Loss, `keep`, weights and metrics.
+
+    Raises
+    ------
+    ValueError
+        Shapes or dtypes that do not fit, or an option that makes no sense.
+    CriterionError
+        An unknown criterion or parameter, a divergence that does not fit, or numbers missing
+        that the criterion needs.
+    SupportError
+        An impossible number at a response token; says at which.
+
+    Examples
+    --------
+    One response of two tokens, of which the second fell from 0.5 to 0.25 and would fall on:
+
+    >>> import torch
+    >>> log_pi = torch.tensor([[0.5, 0.25]]).log().requires_grad_()
+    >>> log_mu = torch.tensor([[0.5, 0.5]]).log()
+    >>> mask = torch.ones(1, 2)
+    >>> result = trust_region_loss(
+    ...     log_pi, log_mu, -torch.ones(1), mask, criterion="binary-kl", threshold=0.1
+    ... )
+    >>> result.loss.backward()
+    >>> result.keep.tolist(), round(result.loss.item(), 6), log_pi.grad.tolist()
+    ([[True, False]], 0.5, [[0.5, 0.0]])
+    """
+    _check_shapes(logprob, behavior_logprob, response_mask)
+    advantage = _a_token("advantage", advantage, logprob)
+    if ratio_cap is not None and not ratio_cap > 0:
+        raise ValueError(f"`ratio_cap` must be positive or None, got {ratio_cap}")
+    style = conventions.convention(convention)
+    rule, own = rule_of(criterion, style, parameters)
+    reads = value or (style.clip_value if rule.name == "clip-higher" else style.value)
+    if reads not in ("ratio", "logprob", "clip"):
+        raise ValueError(f"`value` must be ratio, logprob or clip, got {reads!r}")
+    if reads == "clip" and rule.name != "clip-higher":
+        raise ValueError(f"`value` clip belongs to criterion clip-higher, got {rule.name}")
+    region = divergence or region_of(rule)
+    low, high = threshold if isinstance(threshold, tuple) else (threshold, threshold)
+
+    judged = lay_out(
+        logprob,
+        behavior_logprob,
+        advantage,
+        response_mask != 0,
+        topk=topk,
+        full=full or {},
+        drop_missing=drop_missing,
+        check=check,
+        tolerance=tolerance,
+    )
+    with torch.no_grad():
+        found = weigh(judged, rule, threshold=(low, high), divergence=region, parameters=own)
+        log_ratio = judged.tokens.policy_logprob - judged.tokens.behavior_logprob
+        if style.log_ratio_bound is not None:
+            log_ratio = log_ratio.clamp(-style.log_ratio_bound, style.log_ratio_bound)
+        capped = log_ratio if ratio_cap is None else log_ratio.clamp(max=math.log(ratio_cap))
+        pull = capped.exp() * judged.tokens.advantage
+        dual = parameters.get("dual") if rule.name == "clip-higher" else None
+        if dual is not None:
+            if not dual > 1:
+                raise ValueError(f"`dual` must be above 1, got {dual}")
+            beyond = (judged.tokens.advantage < 0) & (log_ratio.exp() > dual)
+            found = torch.where(beyond, torch.zeros_like(found), found)
+        # A weight of 0 meets a ratio that may have overflowed: 0 · inf must not become NaN.
+        coefficient = torch.where(found != 0, found * pull, torch.zeros_like(found))
+        held = torch.zeros_like(coefficient)
+        if reads == "clip":
+            bound = _clipped(judged.tokens.advantage, log_ratio.exp(), parameters)
+            held = torch.where(judged.usable & (found == 0), bound, held)
+
+    shape = logprob.shape
+    kept = (found > 0).reshape(shape)
+    coefficient, held = (v.reshape(shape).to(logprob.dtype) for v in (coefficient, held))
+    if token_weight is not None:
+        extra = torch.where(
+            judged.usable.reshape(shape),
+            _a_token("token_weight", token_weight, logprob).detach().to(logprob.dtype),
+            torch.zeros_like(coefficient),
+        )
+        coefficient, held = coefficient * extra, held * extra
+    # Unread tokens are replaced before anything is computed of them: 0 · NaN would be NaN.
+    log_pi = torch.where(coefficient != 0, logprob, torch.zeros_like(logprob))
+    # exp(x − x.detach()) is exactly 1 and has the derivative 1: the value stays the surrogate's.
+    carrier = log_pi if reads == "logprob" else (log_pi - log_pi.detach()).exp()
+    loss = aggregate(
+        -(coefficient * carrier + held),
+        response_mask,
+        aggregation,
+        denominator=denominator,
+        ranks=ranks,
+        horizon=horizon,
+    )
+    return PolicyLoss(
+        loss=loss,
+        keep=kept,
+        weight=found.reshape(shape).to(logprob.dtype),
+        metrics=measure(
+            judged, found, log_ratio, threshold=(low, high), divergence=region, ratio_cap=ratio_cap
+        ),
+    )
+
+
+def _clipped(advantage: Tensor, ratio: Tensor, parameters: Mapping[str, float]) -> Tensor:
+    """−(PPO's clipped loss) of a token that is not let pass: its bound times Â."""
+    low, high = parameters.get("low", CLIP_LOW), parameters.get("high", CLIP_HIGH)
+    bound = torch.where(advantage > 0, 1 + high, 1 - low)
+    dual = parameters.get("dual")
+    if dual is not None:
+        bound = torch.where((advantage < 0) & (ratio > dual), dual, bound)
+    return bound * advantage
+
+
+def _check_shapes(logprob: Tensor, behavior_logprob: Tensor, response_mask: Tensor) -> None:
+    """Refuse what is not (batch, token) of full precision."""
+    if logprob.ndim != 2:
+        raise ValueError(f"`logprob` must be of shape (batch, token), got {tuple(logprob.shape)}")
+    for name, tensor in (("behavior_logprob", behavior_logprob), ("response_mask", response_mask)):
+        if tensor.shape != logprob.shape:
+            raise ValueError(
+                f"`{name}` must have the shape of `logprob`, {tuple(logprob.shape)}, "
+                f"got {tuple(tensor.shape)}"
+            )
+    if logprob.dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"`logprob` must be float32 or float64, got {logprob.dtype}: a ratio of half-precision "
+            "log-probs is mostly rounding; take the log-softmax in float32"
+        )
+
+
+def _a_token(name: str, values: Tensor, logprob: Tensor) -> Tensor:
+    """A value a token from one a token or one a response."""
+    if values.ndim == 1:
+        values = values[:, None]
+    if (
+        values.ndim != 2
+        or values.shape[0] != logprob.shape[0]
+        or values.shape[1]
+        not in (
+            1,
+            logprob.shape[1],
+        )
+    ):
+        raise ValueError(
+            f"`{name}` must be of shape {tuple(logprob.shape)}, ({logprob.shape[0]}, 1) or "
+            f"({logprob.shape[0]},), got {tuple(values.shape)}"
+        )
+    return values.expand_as(logprob)
