@@ -110,5 +110,15 @@ def _contents(dump: Dump) -> str:
     return (
         f"in order: {dump.path} has arms {', '.join(dump.arms)}; {len(seeds)} seeds, "
         f"{len(parts)} files, {rows} rows of {seen} tokens, top-{dump.top_k} of "
-        f"{dump.vocab_size} ids"
+        f"{dump.vocab_size} ids{_unread(dump)}"
     )
+
+
+def _unread(dump: Dump) -> str:
+    """Which readings of the policy some arms are without."""
+    words = ""
+    for reading, when in (("pre", "before"), ("post", "after")):
+        arms = [arm for arm in dump.arms if reading not in dump.readings(arm)]
+        if arms:
+            words += f"; the policy {when} the update was not read in arm {', '.join(arms)}"
+    return words

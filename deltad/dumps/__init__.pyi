@@ -2,6 +2,7 @@ from .batch import Batch as Batch
 from .columns import COLUMNS as COLUMNS
 from .columns import KEY as KEY
 from .columns import OPTIONAL as OPTIONAL
+from .columns import READINGS as READINGS
 from .columns import REQUIRED as REQUIRED
 from .columns import VECTORS as VECTORS
 from .columns import Column as Column
@@ -37,6 +38,7 @@ __all__ = [
     "METADATA_KEY",
     "OPTIONAL",
     "PROMPT_SCHEMA",
+    "READINGS",
     "REQUIRED",
     "VECTORS",
     "Batch",

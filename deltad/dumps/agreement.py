@@ -131,6 +131,8 @@ def arm_findings(
         for arm, files in arms.items():
             for rows in files:
                 wanted = [name for name in names if name in rows.part.columns]
+                if not wanted:
+                    continue
                 place = places[str(rows.part.path)]
                 try:
                     batches = part_batches(rows.part, columns=wanted, batch_rows=batch_rows)

@@ -33,7 +33,7 @@ class Column:
     unit : str
         Empty for a number without unit.
     required : bool
-        Whether every file must have it.
+        Whether a file must have it; see `reading` for the exception.
     meaning : str
         For the reference.
     rule : str
@@ -45,6 +45,9 @@ class Column:
         length.
     nullable : bool
         Whether a row may have none: NULL in the file, NaN in arrays.
+    reading : str
+        Of the columns that one reading of the policy fills, "pre" or "post": a file may be
+        without that reading, and then has none of its columns.
     """
 
     name: str
@@ -56,6 +59,7 @@ class Column:
     shared: bool = True
     before: str | None = None
     nullable: bool = False
+    reading: str = ""
 
     @property
     def is_vector(self) -> bool:
@@ -141,10 +145,13 @@ _ALL: Final = (
         "whether this token's gradient took part in the applied update", "any", shared=False,
     ),
     Column("behavior_logprob", "float32", "nats", True, "log μ_k", "logprob"),
-    Column("pre_logprob", "float32", "nats", True, "log π_k before the step", "logprob"),
+    Column(
+        "pre_logprob", "float32", "nats", True, "log π_k before the step", "logprob",
+        reading="pre",
+    ),
     Column(
         "post_logprob", "float32", "nats", True, "log π_k after the step", "logprob",
-        shared=False, before="pre_logprob",
+        shared=False, before="pre_logprob", reading="post",
     ),
     Column(
         "topk_ids", "int32[K]", "", True,
@@ -159,12 +166,12 @@ _ALL: Final = (
     ),
     Column(
         "topk_pre_logprobs", "float32[K]", "nats", True,
-        "log π before the step at `topk_ids`; NaN at padding", "logprobs",
+        "log π before the step at `topk_ids`; NaN at padding", "logprobs", reading="pre",
     ),
     Column(
         "topk_post_logprobs", "float32[K]", "nats", True,
         "log π after the step at `topk_ids`; NaN at padding", "logprobs",
-        shared=False, before="topk_pre_logprobs",
+        shared=False, before="topk_pre_logprobs", reading="post",
     ),
     Column(
         "pre_collision", "float32", "", False,
@@ -215,7 +222,15 @@ COLUMNS: Final[Mapping[str, Column]] = MappingProxyType({column.name: column for
 """Every column by name, in the order of the file; `arm` and `seed` lie in the folders' names."""
 
 REQUIRED: Final = tuple(column.name for column in _ALL if column.required)
-"""Columns that every file has."""
+"""Columns that every file has, but for those of a reading that was not made."""
+
+READINGS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        reading: tuple(column.name for column in _ALL if column.reading == reading)
+        for reading in ("pre", "post")
+    }
+)
+"""Columns of the policy before and after the step, which a file has together or not at all."""
 
 OPTIONAL: Final = tuple(column.name for column in _ALL if not column.required)
 """Columns that a file may have."""
@@ -227,8 +242,48 @@ KEY: Final = ("step", "sequence", "position")
 """What identifies a token within an arm and a seed."""
 
 
+def missing_columns(present: Iterable[str]) -> list[str]:
+    """Find the columns that a file lacks.
+
+    Parameters
+    ----------
+    present : iterable of str
+        Columns that it has.
+
+    Returns
+    -------
+    list of str
+        Required columns that are not there, in the contract's order. A reading of which no
+        column is there was not made and lacks nothing, but after the step is nothing without
+        before it.
+
+    Examples
+    --------
+    >>> everything = set(REQUIRED)
+    >>> missing_columns(everything - {"post_logprob", "topk_post_logprobs"})
+    []
+    >>> missing_columns(everything - {"post_logprob"})
+    ['post_logprob']
+    """
+    found = set(present)
+    made = {reading for reading, names in READINGS.items() if found & set(names)}
+    if "post" in made:
+        made.add("pre")
+    return [
+        column.name
+        for column in _ALL
+        if column.required
+        and column.name not in found
+        and (not column.reading or column.reading in made)
+    ]
+
+
 def schema(
-    top_k: int, *, vectors_nullable: bool = False, optional: Iterable[str] = ()
+    top_k: int,
+    *,
+    vectors_nullable: bool = False,
+    optional: Iterable[str] = (),
+    readings: Iterable[str] = tuple(READINGS),
 ) -> pa.Schema:
     """Arrow schema of a file.
 
@@ -240,6 +295,8 @@ def schema(
         Whether rows without vectors can occur.
     optional : iterable of str
         Optional columns that the file has.
+    readings : iterable of {"pre", "post"}
+        Readings of the policy that were made.
 
     Returns
     -------
@@ -257,7 +314,7 @@ def schema(
     >>> schema(4, optional=["pre_entropy"]).field("topk_ids").type.list_size
     4
     """
-    wanted = set(optional)
+    wanted, made = set(optional), {"", *readings}
     if unknown := sorted(wanted - set(OPTIONAL)):
         raise ValueError(
             f"optional columns are {', '.join(OPTIONAL)}; got {', '.join(map(repr, unknown))}"
@@ -270,7 +327,7 @@ def schema(
                 nullable=column.nullable or (column.is_vector and vectors_nullable),
             )
             for column in _ALL
-            if column.required or column.name in wanted
+            if (column.required and column.reading in made) or column.name in wanted
         ]
     )
 
@@ -291,8 +348,9 @@ def column_reference() -> str:
         "",
         "A file is `RUN/arm=<name>/seed=<int>/part-<rank>-<n>.parquet`; one row is one response",
         "token in one real optimizer step. K is `top_k` of the file's metadata. All distributions",
-        "are at the sampling temperature. NULL is allowed in the four columns of K values,",
-        "together, and where the meaning says so.",
+        "are at the sampling temperature. NULL is allowed in the columns of K values, together,",
+        "and where the meaning says so. A file has both `pre` columns of the policy's log-probs or",
+        "neither, and so with `post`, which needs `pre`: what was not read is not there.",
         "",
         "| column | type | unit | in every file | same in all arms | meaning |",
         "|---|---|---|---|---|---|",
@@ -304,10 +362,17 @@ def column_reference() -> str:
             "string or dictionary" if column.is_text else column.expected(0).replace("[0]", "[K]")
         )
         lines.append(
-            f"| `{column.name}` | {kind} | {column.unit} | {'yes' if column.required else 'no'} "
+            f"| `{column.name}` | {kind} | {column.unit} | {_presence(column)} "
             f"| {'yes' if column.shared else 'no'} | {column.meaning} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _presence(column: Column) -> str:
+    """Whether every file has it."""
+    if column.reading:
+        return f"where {column.reading} was read"
+    return "yes" if column.required else "no"
 
 
 def main(arguments: list[str]) -> int:

@@ -56,7 +56,8 @@ def applied(part: PartFile) -> Applied | None:
     Returns
     -------
     Applied or None
-        None where there was none, or one that this version does not know.
+        None where there was none, or one that this version does not know, and where the policy
+        before the step was not read.
 
     Raises
     ------
@@ -73,6 +74,8 @@ def applied(part: PartFile) -> Applied | None:
     if not isinstance(mask, str) or mask not in CRITERIA:
         return None
     criterion = CRITERIA[mask]
+    if part.rows and "pre_logprob" not in part.columns:
+        return None  # a mask is decided on what was not read
     if missing := [name for name in criterion.columns if part.rows and name not in part.columns]:
         raise ValueError(
             f"column `{missing[0]}` is missing, so that `in_loss` cannot be checked against "

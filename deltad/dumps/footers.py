@@ -11,7 +11,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from .columns import COLUMNS, REQUIRED
+from .columns import COLUMNS, READINGS, missing_columns
 from .errors import DAMAGE, DumpError, first_line, unreadable
 from .layout import is_skipped, parse_arm, parse_part, parse_seed
 from .metadata import METADATA_KEY, Metadata
@@ -141,8 +141,11 @@ def _parts(arm: str, seed: int, folder: Path, problems: list[DumpError]) -> Iter
         else:
             found[place] = entry
     problems += _gaps(folder, set(found))
+    parts: list[PartFile] = []
     for (rank, number), path in sorted(found.items()):
-        yield from _footer(path, arm, seed, rank, number, problems)
+        parts += _footer(path, arm, seed, rank, number, problems)
+    problems += _missing_ranks(folder, parts, {rank for rank, _ in found})
+    yield from parts
 
 
 def _gaps(folder: Path, found: set[tuple[int, int]]) -> Iterator[DumpError]:
@@ -167,6 +170,31 @@ def _gaps(folder: Path, found: set[tuple[int, int]]) -> Iterator[DumpError]:
                 "is missing: parts are numbered from 0 without gaps, "
                 f"and part-{rank}-{max(numbers)}.parquet is there",
             )
+
+
+def _missing_ranks(
+    folder: Path, parts: list[PartFile], present: set[int]
+) -> Iterator[DumpError]:
+    """Ranks beyond the last one that is there, and files of ranks that there are not."""
+    saying = [part for part in parts if part.metadata.ranks is not None]
+    for part in saying:
+        if part.metadata.ranks is not None and part.rank >= part.metadata.ranks:
+            yield DumpError(
+                part.path,
+                f"is of rank {part.rank}, but its `ranks` says that {part.metadata.ranks} write, "
+                "numbered from 0",
+                kind="metadata",
+            )
+    if not saying:
+        return
+    # A run that was gone on with may have had another number of processes.
+    most = max(saying, key=lambda part: part.metadata.ranks or 0)
+    for rank in range(max(present) + 1, most.metadata.ranks or 0):
+        yield DumpError(
+            folder / f"part-{rank}-0.parquet",
+            f"is missing: `ranks` of {most.path.name} says that {most.metadata.ranks} ranks "
+            f"write, and there is none of rank {rank}",
+        )
 
 
 def _footer(
@@ -199,6 +227,14 @@ def _footer(
         problems.append(
             DumpError(path, f"`rows_seen` must be {least} {rows}, found {seen}", kind="metadata")
         )
+    if metadata.stored_above is not None and not set(READINGS["pre"]) <= set(columns):
+        problems.append(
+            DumpError(
+                path,
+                "`stored` must have the rule 'all' where the policy before the step was not read",
+                kind="metadata",
+            )
+        )
     if len(problems) == before:
         yield PartFile(path, arm, seed, rank, number, rows, metadata, columns)
 
@@ -208,11 +244,12 @@ def _columns(
 ) -> tuple[str, ...]:
     """Names of the contract's columns that a file has; wrong ones become problems."""
     present = []
+    missing = missing_columns(name for name in COLUMNS if schema.get_all_field_indices(name))
     for name, column in COLUMNS.items():
         places = schema.get_all_field_indices(name)
         message = None
         if not places:
-            message = "is missing" if name in REQUIRED else None
+            message = "is missing" if name in missing else None
         elif len(places) > 1:
             message = f"must be there once, found {len(places)} times"
         elif not column.accepts(kind := schema.field(places[0]).type, metadata.top_k):

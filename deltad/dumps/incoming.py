@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .batch import Batch
-from .columns import COLUMNS, REQUIRED, VECTORS
+from .columns import COLUMNS, READINGS, REQUIRED, VECTORS
 from .errors import DumpError
 
 
@@ -19,6 +19,7 @@ def incoming(
     *,
     top_k: int,
     label: str,
+    readings: Collection[str] = tuple(READINGS),
 ) -> Batch:
     """Convert and arrange what `DumpWriter.append` is given.
 
@@ -32,6 +33,8 @@ def incoming(
         K.
     label : str
         Says in errors which rows these are.
+    readings : collection of {"pre", "post"}
+        Readings of the policy that were made; columns of no other may be given.
 
     Returns
     -------
@@ -46,8 +49,17 @@ def incoming(
     """
     if unknown := sorted(set(columns) - set(COLUMNS)):
         raise DumpError(label, "is not a column of a dump", column=unknown[0])
-    if missing := [name for name in REQUIRED if name not in columns]:
-        raise DumpError(label, "is missing", column=missing[0])
+    for name in REQUIRED:
+        made = COLUMNS[name].reading in ("", *readings)
+        if made and name not in columns:
+            raise DumpError(label, "is missing", column=name)
+        if not made and name in columns:
+            raise DumpError(
+                label,
+                f"belongs to the reading {COLUMNS[name].reading!r}, which the writer was made "
+                "without",
+                column=name,
+            )
     taken = {name: _stored(columns[name], name, label) for name in COLUMNS if name in columns}
     rows = len(taken["step"]) if taken["step"].ndim else 0
     for name, values in taken.items():
@@ -64,7 +76,7 @@ def incoming(
                 f"{vectors.shape}",
             )
     ids = taken["topk_ids"] = np.where(vectors[:, None], taken["topk_ids"], np.int32(-1))
-    for name in VECTORS[1:]:
+    for name in (each for each in VECTORS[1:] if each in taken):
         taken[name] = np.where(ids < 0, np.float32(np.nan), taken[name])
     return Batch(label, 0, taken, vectors)
 

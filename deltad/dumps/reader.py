@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .batch import Batch, from_arrow
-from .columns import COLUMNS, OPTIONAL, VECTORS
+from .columns import COLUMNS, OPTIONAL, READINGS, VECTORS
 from .errors import DAMAGE, DumpError, unreadable
 from .footers import PartFile, scan
 from .metadata import Metadata
@@ -126,6 +126,17 @@ class Dump:
         for part in self.files(arm):
             if part.rows:
                 found &= set(part.columns)
+        return frozenset(found)
+
+    def readings(self, arm: str) -> frozenset[str]:
+        """Readings of the policy, "pre" and "post", that every file of the arm has.
+
+        Files of no rows aside. Without "post" there is no ΔD, without "pre" no D.
+        """
+        found = set(READINGS)
+        for part in self.files(arm):
+            if part.rows:
+                found = {each for each in found if READINGS[each][0] in part.columns}
         return frozenset(found)
 
     def batches(

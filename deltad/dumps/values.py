@@ -74,7 +74,7 @@ def findings(
 def _null(name: str) -> Callable[[int], str]:
     """What is said of NULL."""
     if COLUMNS[name].is_vector:
-        return lambda row: "must be NULL in all four vector columns or in none, and hold no NULL"
+        return lambda row: "must be NULL in all vector columns or in none, and hold no NULL"
     return lambda row: "must not be NULL"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +20,7 @@ from deltad.divergence import DIVERGENCES
 
 from .aside import aside_path, publish, remove_leftovers
 from .batch import Batch, to_arrow
-from .columns import COLUMNS, OPTIONAL, schema
+from .columns import COLUMNS, OPTIONAL, READINGS, schema
 from .errors import DumpError
 from .incoming import incoming
 from .layout import check_arm, check_seed, is_integer, parse_part, part_path
@@ -66,6 +66,9 @@ class DumpWriter:
         a row group is discarded in any case, and one of no rows too.
     existing : {"refuse", "replace", "append"}
         What to do where this rank's files exist: refuse, remove them, or number on.
+    readings : collection of {"pre", "post"}
+        Readings of the policy that were made: without "post" there is no ΔD, and without "pre"
+        (which "post" needs) no D either; their columns are then not in the files.
 
     Attributes
     ----------
@@ -77,7 +80,7 @@ class DumpWriter:
     Raises
     ------
     ValueError
-        The arm's name or a number is not possible.
+        The arm's name or a number is not possible, or "post" is given without "pre".
     DumpError
         This rank's files exist.
     """
@@ -94,6 +97,7 @@ class DumpWriter:
         rows_per_part: int = ROWS_PER_PART,
         discard_on_error: bool = False,
         existing: Existing = "refuse",
+        readings: Collection[str] = tuple(READINGS),
     ) -> None:
         check_arm(arm)
         check_seed(seed)
@@ -107,6 +111,17 @@ class DumpWriter:
         if existing not in get_args(Existing):
             raise ValueError(
                 f"`existing` must be one of {', '.join(get_args(Existing))}, got {existing!r}"
+            )
+        if tuple(readings) not in ((), ("pre",), ("pre", "post")):
+            raise ValueError(
+                f"`readings` must be of pre, post, and post not without pre; got {readings!r}"
+            )
+        if not readings and metadata.stored_above is not None:
+            raise ValueError("rows above a D cannot be chosen where the reading 'pre' is missing")
+        self._readings = tuple(readings)
+        if metadata.ranks is not None and rank >= metadata.ranks:
+            raise ValueError(
+                f"`rank` must be below the metadata's `ranks`, got {rank} of {metadata.ranks}"
             )
         metadata.to_json()  # fails now rather than after hours of recording
         self.paths: list[Path] = []
@@ -158,7 +173,13 @@ class DumpWriter:
         """
         self._must_be_open()
         label = f"{self._target()} (append {self._appended}, not yet written)"
-        batch = incoming(columns, vectors_stored, top_k=self._metadata.top_k, label=label)
+        batch = incoming(
+            columns,
+            vectors_stored,
+            top_k=self._metadata.top_k,
+            label=label,
+            readings=self._readings,
+        )
         taken, vectors = batch.columns, batch.vectors
         names = frozenset(taken) & frozenset(OPTIONAL)
         layout = self._schema
@@ -167,6 +188,7 @@ class DumpWriter:
                 self._metadata.top_k,
                 vectors_nullable=vectors_stored is not None,
                 optional=names,
+                readings=self._readings,
             )
         elif names != frozenset(layout.names) & frozenset(OPTIONAL):
             raise DumpError(
@@ -333,7 +355,7 @@ class DumpWriter:
     def _open(self) -> pq.ParquetWriter:
         """Begin a file aside, if there is none."""
         if self._sink is None:
-            layout = self._schema or schema(self._metadata.top_k)
+            layout = self._schema or schema(self._metadata.top_k, readings=self._readings)
             self._aside = aside_path(self._run, f"{self._aside_name}{self._part}")
             self._sink = _parquet_writer(self._aside, layout)
             self._part_rows = 0
