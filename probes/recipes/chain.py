@@ -26,6 +26,7 @@ from deltad.probes.recorder import Recorder
 
 from .batch import TOKEN_CHUNK, VOCAB_CHUNK, Minibatch, SharedPrefix, read_behavior, split
 from .describe import UNMASKED, describe, prompt_rows
+from .engine import RolloutEngine, behavior_facts, engine_tokens, open_engine
 from .recipe import Recipe
 from .rollout import Group, World, mixed_groups, stream
 from .update import make_optimizer, take_step
@@ -47,6 +48,8 @@ class Chain:
         What is updated.
     start
         The state that every seed begins from, after the warm-up.
+    engine
+        What samples the rollouts from that state; None where the policy itself does.
     """
 
     recipe: Recipe
@@ -54,6 +57,7 @@ class Chain:
     policy: SharedPrefix
     optimizer: torch.optim.Optimizer
     start: Snapshot
+    engine: RolloutEngine | None = None
 
     @classmethod
     def load(cls, recipe: Recipe, report: Report) -> Chain:
@@ -67,7 +71,8 @@ class Chain:
                 take_step(recipe, policy, optimizer, minibatch, None, lambda: None)
             report("warm-up", (update + 1) / recipe.warmup_updates)
         optimizer.zero_grad(set_to_none=True)
-        return cls(recipe, world, policy, optimizer, Snapshot(policy, optimizer))
+        start = Snapshot(policy, optimizer)
+        return cls(recipe, world, policy, optimizer, start, open_engine(recipe, world))
 
     def record(
         self,
@@ -118,6 +123,7 @@ class Chain:
                 readout=probe.readout_metadata,
                 stored=stored,
                 ladder=probe.ladder_metadata if ladder and ladder.measures(arm) else None,
+                behavior=behavior_facts(self.engine, recipe) if self.engine else None,
             ),
             existing="replace",
         )
@@ -188,6 +194,8 @@ class Chain:
         """Sample the batch from the behavior policy and keep what it says of every token."""
         recipe, world = self.recipe, self.world
         wanted = recipe.minibatches * recipe.prompts
+        if self.engine is not None:
+            self.engine.reset()
         with rounded(world.model, recipe.behavior_rounding):
             groups = _groups(
                 recipe,
@@ -196,21 +204,32 @@ class Chain:
                 "rollout",
                 wanted,
                 lambda found: report("rollouts", found / wanted),
+                self.engine,
             )
             batches = [
-                (
-                    minibatch,
-                    read_behavior(
-                        self.policy,
-                        minibatch,
-                        temperature=recipe.temperature,
-                        top_k=recipe.top_k,
-                        full=recipe.full,
-                    ),
-                )
-                for minibatch in split(groups, recipe.prompts, world.pad_id)
+                (minibatch, self._behavior(groups, index, minibatch))
+                for index, minibatch in enumerate(split(groups, recipe.prompts, world.pad_id))
             ]
         return groups, batches
+
+    def _behavior(self, groups: list[Group], index: int, minibatch: Minibatch) -> ResponseTokens:
+        """What the behavior policy says of a minibatch: the engine's words, or a forward."""
+        recipe = self.recipe
+        if self.engine is None:
+            return read_behavior(
+                self.policy,
+                minibatch,
+                temperature=recipe.temperature,
+                top_k=recipe.top_k,
+                full=recipe.full,
+            )
+        return engine_tokens(
+            groups[index * recipe.prompts : (index + 1) * recipe.prompts],
+            minibatch,
+            top_k=recipe.top_k,
+            vocab_size=self.world.vocab_size,
+            full=recipe.full,
+        )
 
     def _keep(self, arm: str, measured: MicroBatch) -> Tensor:
         """Decide an arm's mask from the very numbers that the dump will hold."""
@@ -240,6 +259,7 @@ def _groups(
     purpose: str,
     count: int,
     watch: Callable[[int], None] = lambda found: None,
+    engine: RolloutEngine | None = None,
 ) -> list[Group]:
     """Groups with mixed rewards, from random streams of their own."""
     return mixed_groups(
@@ -249,4 +269,5 @@ def _groups(
         source=random.Random(stream(seed, f"{purpose}/prompts")),
         generator=torch.Generator().manual_seed(stream(seed, f"{purpose}/responses")),
         watch=watch,
+        engine=engine,
     )

@@ -25,6 +25,7 @@ def describe(
     readout: Mapping[str, Any],
     stored: Mapping[str, Any],
     ladder: Mapping[str, Any] | None = None,
+    behavior: Mapping[str, Any] | None = None,
 ) -> Metadata:
     """Describe an arm's files: the dump's metadata, with the whole recipe.
 
@@ -42,6 +43,8 @@ def describe(
         Which rows are kept.
     ladder
         How the arm's ladder was measured, as the probe tells it; None without one.
+    behavior
+        What is told of the behavior policy, where another engine than the trainer sampled.
 
     Returns
     -------
@@ -55,7 +58,9 @@ def describe(
         temperature=recipe.temperature,
         model=facts["model"],
         tokenizer=facts["tokenizer"],
-        behavior={
+        behavior=dict(behavior)
+        if behavior is not None
+        else {
             "engine": "transformers, key-value cache; log-probs by one forward",
             "precision": facts["precision"],
             "staleness": "the policy moved by the earlier minibatches of the rollout batch",

@@ -6,8 +6,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .cache import cached_folder
+from .hub import quiet_transformers
 from .reasoning import INSTALL_EXTRA, Question, Task
 from .recipe import RecipeError
 from .rollout import Problem
@@ -70,7 +70,7 @@ def _convert(file: Path, folder: Path, report: Report) -> None:
     hub: Any = importlib.import_module("transformers")
     what = "reading the GGUF (once)"
     local: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
-    with _quiet_transformers():
+    with quiet_transformers():
         report(what, 0.0)
         tokenizer = hub.AutoTokenizer.from_pretrained(file.parent, **local)
         report(what, 0.1)
@@ -86,19 +86,6 @@ def _convert(file: Path, folder: Path, report: Report) -> None:
         report(what, 1.0)
 
 
-@contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Keep transformers' own progress bars off a screen that shows ours."""
-    logging: Any = importlib.import_module("transformers.utils.logging")
-    before = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if before:
-            logging.enable_progress_bar()
-
-
 class LanguageModelWorld:
     """A language model with its tokenizer, on questions of reasoning-gym."""
 
@@ -107,7 +94,7 @@ class LanguageModelWorld:
         source = model_source(recipe.model, lambda text, fraction: None)
         local: dict[str, Any] = {"local_files_only": True} if Path(source).is_dir() else {}
         try:
-            with _quiet_transformers():
+            with quiet_transformers():
                 self.tokenizer: Any = hub.AutoTokenizer.from_pretrained(source, **local)
                 model = hub.AutoModelForCausalLM.from_pretrained(
                     source, dtype=torch.float32, **local

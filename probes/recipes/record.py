@@ -32,6 +32,10 @@ STORED: Mapping[str, Mapping[str, Any]] = {
 """What `store` means in the dump's metadata."""
 
 
+LATER_FIELDS = ("engine", "engine_precision")
+"""Fields that the first recipes did not have; their defaults do what was done then."""
+
+
 @dataclass(frozen=True)
 class RecordJob:
     """What a worker process is handed."""
@@ -43,7 +47,10 @@ class RecordJob:
 
     def prepare(self, report: Report) -> None:
         """Do what all seeds share."""
+        from .engine import check_installed
+
         _use_one_thread()
+        check_installed(self.recipe.engine)
         self.recipe.prepare(report)
 
     def open(self, report: Report) -> Callable[[int, Report], None]:
@@ -164,7 +171,7 @@ def _refuse_another_recipe(
         if not isinstance(before, dict):
             raise RecipeError(f"{path} was not recorded by a recipe: choose another folder")
         ladder = metadata.extra.get("ladder") or {}
-        then = before | {"stored": dict(metadata.stored), "ladder_tokens": ladder.get("tokens")}
+        then = _given_later(recipe) | before | {"stored": dict(metadata.stored), "ladder_tokens": ladder.get("tokens")}
         if path.parent.parent.name == f"arm={ZERO_STEP}":  # has no ladder in any case
             then["ladder_tokens"] = ladder_tokens
         for field in [*now, *then]:
@@ -174,6 +181,11 @@ def _refuse_another_recipe(
                     f"{then.get(field)!r} there and {now.get(field)!r} now; choose another "
                     "folder, or the options of before"
                 )
+
+
+def _given_later(recipe: Recipe) -> dict[str, Any]:
+    """Defaults of fields that dumps of an earlier version lack; they change nothing."""
+    return {name: type(recipe).__dataclass_fields__[name].default for name in LATER_FIELDS}
 
 
 def _recorded(folder: Path) -> Iterator[tuple[Path, Metadata]]:

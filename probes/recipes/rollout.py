@@ -7,13 +7,18 @@ import inspect
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .recipe import Recipe, RecipeError
+
+if TYPE_CHECKING:
+    from deltad.probes.engines import EngineResponse
+
+    from .engine import RolloutEngine
 
 SAMPLING_BATCH = 64
 """Sequences sampled at once."""
@@ -34,12 +39,16 @@ class Problem:
 
 @dataclass(frozen=True)
 class Group:
-    """Responses to one prompt, with their rewards and advantages."""
+    """Responses to one prompt, with their rewards and advantages.
+
+    `said` is what the engine reported of each, where another engine than the trainer sampled.
+    """
 
     problem: Problem
     responses: tuple[tuple[int, ...], ...]
     rewards: tuple[float, ...]
     advantages: tuple[float, ...]
+    said: tuple[EngineResponse, ...] = ()
 
 
 class World(Protocol):
@@ -230,6 +239,43 @@ def sample(
     return [found[start : start + responses] for start in range(0, count, responses)]
 
 
+def ask(
+    engine: RolloutEngine,
+    prompts: Sequence[Sequence[int]],
+    *,
+    responses: int,
+    generator: torch.Generator,
+) -> list[tuple[EngineResponse, ...]]:
+    """Let an engine sample, every request from a seed of its own.
+
+    Parameters
+    ----------
+    engine
+        What samples.
+    prompts
+        Ids of each.
+    responses
+        Responses to a prompt.
+    generator
+        Draws the seeds.
+
+    Returns
+    -------
+    list of tuple of EngineResponse
+        A tuple a prompt.
+    """
+    count = len(prompts) * responses
+    seeds = torch.randint(2**62, (count,), generator=generator).tolist()
+    said = engine.generate([prompt for prompt in prompts for _ in range(responses)], seeds)
+    return [tuple(said[start : start + responses]) for start in range(0, count, responses)]
+
+
+def ids_of(response: EngineResponse, stop: Tensor) -> tuple[tuple[int, ...], bool]:
+    """Ids of a response, and whether it ended by itself."""
+    ids = tuple(response.token_ids.tolist())
+    return ids, bool(stop[ids[-1]])
+
+
 def mixed_groups(
     recipe: Recipe,
     world: World,
@@ -238,6 +284,7 @@ def mixed_groups(
     source: random.Random,
     generator: torch.Generator,
     watch: Callable[[int], None] = lambda found: None,
+    engine: RolloutEngine | None = None,
 ) -> list[Group]:
     """Sample until there are `count` groups whose rewards differ (dynamic sampling).
 
@@ -251,6 +298,9 @@ def mixed_groups(
         Randomness of the prompts and of the responses.
     watch
         Told the number of groups found so far.
+    engine
+        What samples, each request from a seed that `generator` draws; by default the world's
+        own model.
 
     Returns
     -------
@@ -266,23 +316,30 @@ def mixed_groups(
     tried = 0
     rewards_seen = 0.0
     for problems in _problem_batches(recipe, world, count, source):
-        sampled = sample(
-            world.model,
-            [problem.prompt_ids for problem in problems],
-            responses=recipe.responses,
-            generator=generator,
-            temperature=recipe.temperature,
-            max_new_tokens=recipe.max_new_tokens,
-            stop=world.stop,
-            pad_id=world.pad_id,
-        )
-        for problem, own in zip(problems, sampled, strict=True):
+        prompts = [problem.prompt_ids for problem in problems]
+        said: list[tuple[EngineResponse, ...]] = [()] * len(prompts)
+        if engine is None:
+            sampled = sample(
+                world.model,
+                prompts,
+                responses=recipe.responses,
+                generator=generator,
+                temperature=recipe.temperature,
+                max_new_tokens=recipe.max_new_tokens,
+                stop=world.stop,
+                pad_id=world.pad_id,
+            )
+        else:
+            said = ask(engine, prompts, responses=recipe.responses, generator=generator)
+            sampled = [[ids_of(each, world.stop) for each in own] for own in said]
+        for problem, own, heard in zip(problems, sampled, said, strict=True):
             rewards = tuple(world.reward(problem, ids, stopped) for ids, stopped in own)
             tried += 1
             rewards_seen += sum(rewards) / len(rewards)
             advantages = group_advantages(rewards)
             if any(advantages):
-                found.append(Group(problem, tuple(ids for ids, _ in own), rewards, advantages))
+                responses = tuple(ids for ids, _ in own)
+                found.append(Group(problem, responses, rewards, advantages, heard))
         watch(min(len(found), count))
         if len(found) >= count:
             return found[:count]

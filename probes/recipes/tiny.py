@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 NUMBERS = 64
 """Token ids 0 to 63 are the numbers 0 to 63; the signs follow."""
 
+VLLM_HEAD_WIDTHS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Widths of a head that vLLM's attention on CPU knows (0.32)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TinyRecipe(Recipe):
@@ -74,6 +77,14 @@ class TinyRecipe(Recipe):
             raise RecipeError(
                 "`heads` must be even and `hidden_size` a multiple of twice their number, got "
                 f"{self.heads} and {self.hidden_size}"
+            )
+
+        width = self.hidden_size // self.heads
+        if self.engine == "vllm" and width not in VLLM_HEAD_WIDTHS:
+            raise RecipeError(
+                f"`hidden_size` / `heads` must be one of "
+                f"{', '.join(map(str, VLLM_HEAD_WIDTHS))} for vLLM's attention on CPU, got "
+                f"{width}: use for instance --heads {max(2, self.hidden_size // 32)}"
             )
 
     def pretraining_key(self) -> dict[str, Any]:
