@@ -172,9 +172,7 @@ def _gaps(folder: Path, found: set[tuple[int, int]]) -> Iterator[DumpError]:
             )
 
 
-def _missing_ranks(
-    folder: Path, parts: list[PartFile], present: set[int]
-) -> Iterator[DumpError]:
+def _missing_ranks(folder: Path, parts: list[PartFile], present: set[int]) -> Iterator[DumpError]:
     """Ranks beyond the last one that is there, and files of ranks that there are not."""
     saying = [part for part in parts if part.metadata.ranks is not None]
     for part in saying:

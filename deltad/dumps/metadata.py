@@ -59,6 +59,9 @@ class Metadata:
         Of the packages involved.
     created : str
         Time of writing, ISO 8601.
+    ranks : int, optional
+        Number of processes that each write files of every arm and seed, numbered from 0; a
+        reader then knows when one's are missing. None where it is not said.
     format : int
         Major version of the format.
     deltad : str
@@ -84,6 +87,7 @@ class Metadata:
     rows_seen: int = 0
     versions: Mapping[str, Any] = field(default_factory=dict)
     created: str = ""
+    ranks: int | None = None
     format: int = FORMAT
     deltad: str = __version__
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -94,8 +98,11 @@ class Metadata:
             ("top_k", 1, _INT32),
             ("vocab_size", 1, _INT32),
             ("rows_seen", 0, 2**63 - 1),
+            ("ranks", 1, _INT32),
         ):
             value = getattr(self, key)
+            if key == "ranks" and value is None:
+                continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(
                     f"`{key}` must be an integer of at least {least}, got {brief(value)}"
@@ -136,7 +143,7 @@ class Metadata:
         Returns
         -------
         str
-            One object; unknown keys follow the known ones.
+            One object; unknown keys follow the known ones, and what is not said is left out.
 
         Raises
         ------
@@ -144,6 +151,8 @@ class Metadata:
             A value has no JSON.
         """
         values = {key: getattr(self, key) for key in _KNOWN_ORDER}
+        if self.ranks is None:
+            del values["ranks"]
         try:
             return json.dumps({**values, **self.extra}, default=_plain, allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -206,7 +215,7 @@ class Metadata:
 
 _KNOWN_ORDER: Final = (
     "format", "deltad", "top_k", "vocab_size", "temperature", "model", "tokenizer", "behavior",
-    "readout", "update", "stored", "rows_seen", "versions", "created",
+    "readout", "update", "stored", "rows_seen", "versions", "created", "ranks",
 )  # fmt: skip
 _KNOWN: Final = frozenset(_KNOWN_ORDER)
 if {item.name for item in dataclasses.fields(Metadata)} != _KNOWN | {"extra"}:

@@ -28,7 +28,16 @@ KNOWN = {
     "rows_seen": 12,
     "versions": {"torch": "2.13"},
     "created": "2026-01-02T03:04:05+00:00",
+    "ranks": 3,
 }
+
+
+def test_a_number_of_ranks_that_is_not_said_is_left_out() -> None:
+    metadata = Metadata(top_k=2, vocab_size=9)
+    assert "ranks" not in json.loads(metadata.to_json())
+    assert Metadata.from_json(metadata.to_json(), "f").ranks is None
+    with pytest.raises(ValueError, match="`ranks` must be an integer of at least 1, got 0"):
+        Metadata(top_k=2, vocab_size=9, ranks=0)
 
 
 def test_every_key_goes_there_and_back() -> None:

@@ -382,6 +382,14 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         removed("arm=none/seed=0/part-0-*"),
         r"arm=none/seed=0/part-0-0.parquet: is missing: ranks are numbered",
     ),
+    "missing last rank": (
+        lambda run: edit_metadata(first(run), ranks=4),
+        r"part-2-0.parquet: is missing: `ranks` of part-0-0.parquet says that 4 ranks write",
+    ),
+    "rank that there is not": (
+        lambda run: edit_metadata(run / "arm=none/seed=0/part-1-0.parquet", ranks=1),
+        r"part-1-0.parquet: is of rank 1, but its `ranks` says that 1 write",
+    ),
     "missing part": (
         removed("arm=none/seed=0/part-1-0.parquet"),
         r"arm=none/seed=0/part-1-0.parquet: is missing: parts are numbered from 0 without gaps",

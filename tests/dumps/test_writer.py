@@ -634,3 +634,10 @@ def test_metadata_is_found_where_other_tools_look(tmp_path: Path, rows: Rows) ->
     assert json.loads(footer)["rows_seen"] == 60
     assert pq.read_schema(path).metadata == {b"deltad": footer}
     assert pq.read_table(path, partitioning=None).schema.metadata == {b"deltad": footer}
+
+
+def test_a_rank_beyond_those_that_write_is_refused(tmp_path: Path) -> None:
+    metadata = dataclasses.replace(METADATA, ranks=2)
+    DumpWriter(tmp_path, arm="none", seed=0, rank=1, metadata=metadata)
+    with pytest.raises(ValueError, match="below the metadata's `ranks`, got 2 of 2"):
+        DumpWriter(tmp_path, arm="none", seed=0, rank=2, metadata=metadata)
