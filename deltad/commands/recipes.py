@@ -5,22 +5,18 @@ The recipes are imported when one is asked for; torch only when it runs.
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
-import signal
-import types
-import typing
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
 
+from .fields import field_parameters, parsed
 from .options import Quiet
 from .rates import ALL_PROTOCOLS, figure4, table
-from .terminal import INTERRUPTED, complain, note
+from .terminal import INTERRUPTED, complain, note, termination_as_interruption
 
 if TYPE_CHECKING:
     from deltad.probes.recipes import Recipe
@@ -94,7 +90,7 @@ def record_dump(
     from deltad.probes.recipes import WorkerError, record
 
     try:
-        with _termination_as_interruption():
+        with termination_as_interruption():
             done = record(
                 recipe,
                 folder,
@@ -114,20 +110,6 @@ def record_dump(
     note(f"{len(done)} seeds recorded into {folder}", quiet=quiet)
 
 
-@contextmanager
-def _termination_as_interruption() -> Iterator[None]:
-    """Let SIGTERM stop the workers and tidy up, as Ctrl-C does."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _help(recipe: type[Recipe]) -> str:
     """Text of a recipe's command."""
     doc = (inspect.getdoc(recipe) or "").replace("\n\n", "\0").replace("\n", " ")
@@ -142,9 +124,7 @@ def _record_command(recipe: type[Recipe]) -> Callable[..., None]:
     def command(**values: Any) -> None:
         own = {name: values.pop(name) for name in _own_parameters(recipe)}
         given = {
-            name: _parsed(recipe, name, value)
-            for name, value in values.items()
-            if value is not None
+            name: parsed(recipe, name, value) for name, value in values.items() if value is not None
         }
         record_dump(recipe.variant(own.pop("variant"), **given), own.pop("run"), **own)
 
@@ -154,7 +134,7 @@ def _record_command(recipe: type[Recipe]) -> Callable[..., None]:
         )
         for name, (annotation, default) in _own_parameters(recipe).items()
     ]
-    parameters += _field_parameters(recipe)
+    parameters += field_parameters(recipe, panel="Recipe")
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in parameters}
     return command
@@ -191,44 +171,6 @@ def _own_parameters(recipe: type[Recipe]) -> dict[str, tuple[Any, Any]]:
         "ladder_tokens": (Annotated[int | None, ladder_tokens], None),
         "quiet": (Quiet, False),
     }
-
-
-def _field_parameters(recipe: type[Recipe]) -> Iterator[inspect.Parameter]:
-    """A parameter a field; None stands for "not given"."""
-    hints = typing.get_type_hints(recipe)
-    for field in dataclasses.fields(recipe):
-        kind, metavar = _kind(hints[field.name])
-        shown = ",".join(field.default) if isinstance(field.default, tuple) else field.default
-        option = typer.Option(
-            metavar=metavar,
-            help=field.metadata["help"],
-            show_default="none" if shown is None else str(shown),
-            rich_help_panel="Recipe",
-        )
-        yield inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[kind | None, option],
-        )
-
-
-def _kind(hint: Any) -> tuple[Any, str | None]:
-    """Type of an option's text, and its metavar."""
-    if typing.get_origin(hint) is Literal:
-        return str, "|".join(typing.get_args(hint))
-    if typing.get_origin(hint) is tuple:
-        return str, "NAME,NAME"
-    if isinstance(hint, types.UnionType):
-        return next(kind for kind in typing.get_args(hint) if kind is not type(None)), None
-    return hint, None
-
-
-def _parsed(recipe: type[Recipe], name: str, value: Any) -> Any:
-    """Value of a field from its option: lists are written with commas."""
-    if typing.get_origin(typing.get_type_hints(recipe)[name]) is tuple:
-        return tuple(part.strip() for part in str(value).split(",") if part.strip())
-    return value
 
 
 def reproduce(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -207,3 +208,17 @@ def _writable(output: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise OptionError(f"cannot write {output}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def termination_as_interruption() -> Iterator[None]:
+    """Let SIGTERM stop the workers and tidy up, as Ctrl-C does."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -40,15 +40,18 @@ class Job(Protocol):
     def prepare(self, report: Report) -> None:
         """Do once, before any seed, what all of them share."""
 
-    def open(self, report: Report) -> Callable[[int, Report], None]:
+    def open(self, report: Report) -> Callable[[Any, Report], None]:
         """Load what a worker needs and return the function that does one seed."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """One message about a running job: `seed` is None while the shared work is prepared."""
+    """One message about a running job: `seed` is None while the shared work is prepared.
 
-    seed: int | None
+    Where a job's pieces are not seeds, `seed` is whatever names the piece.
+    """
+
+    seed: Any
     text: str
     fraction: float
     done: bool = False
@@ -58,13 +61,13 @@ class Progress:
 class _Failure:
     """An exception in a worker, as text."""
 
-    seed: int | None
+    seed: Any
     message: str
     trace: str
     ours: bool
 
     @classmethod
-    def of(cls, seed: int | None, error: Exception) -> _Failure:
+    def of(cls, seed: Any, error: Exception) -> _Failure:
         """Describe an exception that is being handled."""
         ours = isinstance(error, RecipeError | DumpError | OSError)
         message = str(error) if ours else _sentence(error)
@@ -77,7 +80,7 @@ class _Worker:
 
     process: SpawnProcess
     connection: Connection
-    seed: int | None = None
+    seed: Any = None
 
 
 def default_workers() -> int:
@@ -87,7 +90,7 @@ def default_workers() -> int:
     return os.cpu_count() or 1
 
 
-def run(job: Job, seeds: Sequence[int], *, workers: int, watch: Callable[[Progress], None]) -> None:
+def run(job: Job, seeds: Sequence[Any], *, workers: int, watch: Callable[[Progress], None]) -> None:
     """Do `job` for every seed.
 
     Parameters
@@ -95,7 +98,8 @@ def run(job: Job, seeds: Sequence[int], *, workers: int, watch: Callable[[Progre
     job
         What to do.
     seeds
-        In the order in which they are begun.
+        In the order in which they are begun; numbers, or other pieces of work that pickle and
+        whose `str` names them in errors.
     workers
         Processes; 0 does everything in this one.
     watch
@@ -127,9 +131,9 @@ def run(job: Job, seeds: Sequence[int], *, workers: int, watch: Callable[[Progre
         _stop(pool)
 
 
-def _run_here(job: Job, seeds: Sequence[int], watch: Callable[[Progress], None]) -> None:
+def _run_here(job: Job, seeds: Sequence[Any], watch: Callable[[Progress], None]) -> None:
     """Do everything in this process; failures look as they do from a worker."""
-    at: int | None = None
+    at: Any = None
     try:
         job.prepare(lambda text, fraction: watch(Progress(None, text, fraction)))
         watch(Progress(None, "", 1.0, done=True))
@@ -142,7 +146,7 @@ def _run_here(job: Job, seeds: Sequence[int], watch: Callable[[Progress], None])
         raise _error(_Failure.of(at, error)) from error
 
 
-def _reporter(watch: Callable[[Progress], None], seed: int) -> Report:
+def _reporter(watch: Callable[[Progress], None], seed: Any) -> Report:
     """Report that speaks for one seed."""
     return lambda text, fraction: watch(Progress(seed, text, fraction))
 
@@ -173,7 +177,7 @@ def _prepare(worker: _Worker, watch: Callable[[Progress], None]) -> None:
 
 
 def _distribute(
-    pool: list[_Worker], waiting: deque[int], watch: Callable[[Progress], None]
+    pool: list[_Worker], waiting: deque[Any], watch: Callable[[Progress], None]
 ) -> None:
     """Hand out seeds until all are done; after a failure only let the running ones finish."""
     first_error: RecipeError | WorkerError | None = None
@@ -202,7 +206,7 @@ def _distribute(
         raise first_error
 
 
-def _next_seed(worker: _Worker, waiting: deque[int]) -> None:
+def _next_seed(worker: _Worker, waiting: deque[Any]) -> None:
     """Send a worker its next seed, if there is one."""
     worker.seed = waiting.popleft() if waiting else None
     if worker.seed is not None:
@@ -215,7 +219,7 @@ def _error(failure: _Failure) -> RecipeError | WorkerError:
     """Error to raise for an exception in a worker, its trace kept as a note."""
     if failure.seed is None and failure.ours:
         return RecipeError(failure.message)
-    where = "" if failure.seed is None else f"seed {failure.seed}: "
+    where = "" if failure.seed is None else f"{_name(failure.seed)}: "
     error = WorkerError(f"{where}{failure.message}")
     error.add_note(failure.trace)
     return error
@@ -236,7 +240,12 @@ def _death(worker: _Worker) -> WorkerError:
 
 def _at(worker: _Worker) -> str:
     """What a worker was doing."""
-    return "the shared preparation" if worker.seed is None else f"seed {worker.seed}"
+    return "the shared preparation" if worker.seed is None else _name(worker.seed)
+
+
+def _name(seed: Any) -> str:
+    """A piece of work, as errors call it."""
+    return f"seed {seed}" if isinstance(seed, int) else str(seed)
 
 
 def _stop(pool: list[_Worker]) -> None:
@@ -255,8 +264,8 @@ def _serve(connection: Connection, job: Job) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # SystemExit unwinds the stack, so open files are thrown away on the way out.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    one_seed: Callable[[int, Report], None] | None = None
-    seed: int | None = None
+    one_seed: Callable[[Any, Report], None] | None = None
+    seed: Any = None
 
     def report(text: str, fraction: float) -> None:
         connection.send(Progress(seed, text, fraction))
@@ -264,7 +273,7 @@ def _serve(connection: Connection, job: Job) -> None:
     try:
         while True:
             order: Any = connection.recv()
-            seed = None if order == "prepare" else int(order)
+            seed = None if order == "prepare" else order
             if seed is None:
                 job.prepare(report)
             else:
