@@ -4,11 +4,14 @@ The one place of the ground floor that needs torch; nothing else there imports i
 """
 
 from .aggregation import AGGREGATIONS, Aggregation, aggregate, count
-from .conventions import CONVENTIONS, Convention, clip_higher
+from .clip import clip_higher
+from .conventions import CONVENTIONS, Convention
 from .metrics import Metric, add_metrics
+from .readout import PolicyLogprobs, policy_logprobs
 from .surrogate import policy_loss
 from .topk import TopKLogprobs
 from .trust_region import PolicyLoss, trust_region_loss
+from .vocab_parallel import vocab_parallel_logprobs
 
 __all__ = [
     "AGGREGATIONS",
@@ -16,12 +19,15 @@ __all__ = [
     "Aggregation",
     "Convention",
     "Metric",
+    "PolicyLogprobs",
     "PolicyLoss",
     "TopKLogprobs",
     "add_metrics",
     "aggregate",
     "clip_higher",
     "count",
+    "policy_logprobs",
     "policy_loss",
     "trust_region_loss",
+    "vocab_parallel_logprobs",
 ]

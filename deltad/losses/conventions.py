@@ -15,7 +15,7 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
-from deltad.masks import CLIP_HIGH, CLIP_LOW, CRITERIA, Criterion
+from deltad.masks import Criterion
 
 Value = Literal["ratio", "logprob", "clip"]
 """What a loss reads; see `trust_region_loss`."""
@@ -122,32 +122,3 @@ def convention(name: str) -> Convention:
     if name not in CONVENTIONS:
         raise ValueError(f"there is no convention {name!r}; choose one of {', '.join(CONVENTIONS)}")
     return CONVENTIONS[name]
-
-
-def clip_higher(*, low: float = CLIP_LOW, high: float = CLIP_HIGH) -> Criterion:
-    """The clip of PPO and GRPO with bounds of one's own, as a criterion.
-
-    Parameters
-    ----------
-    low, high : float
-        It leaves 1 − `low` ≤ r ≤ 1 + `high` alone; 0 ≤ low ≤ 1, high ≥ 0.
-
-    Returns
-    -------
-    Criterion
-        Named `clip-higher`, as the registry's of 0.2 and 0.28.
-
-    Raises
-    ------
-    ValueError
-        Bounds that do not hold r = 1.
-    """
-    if not (0 <= low <= 1 and high >= 0):
-        raise ValueError(
-            f"`low` must lie in [0, 1] and `high` must not be negative, got {low} and {high}"
-        )
-    return dataclasses.replace(
-        CRITERIA["clip-higher"],
-        proximity=f"r > {1 + high:g} or r < {1 - low:g}",
-        outside=lambda tokens, threshold, _: (tokens.ratio > 1 + high) | (tokens.ratio < 1 - low),
-    )

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from deltad._checks import LOGPROB_TOLERANCE, SupportError
-from deltad.masks import CRITERIA, Criterion, CriterionError, Tokens
-from deltad.support import binary_support, topk_support
-from deltad.weights import Weight, weight
+from deltad.masks import Criterion, Tokens
+from deltad.support import Support, binary_support, topk_support
+from deltad.weights import Weight
 
-from .conventions import Convention, clip_higher
 from .topk import TopKLogprobs
 
-HALF = -0.6931471805599453
-"""log ½: stands in for what must not be read."""
+LOG_HALF: Final = math.log(0.5)
+"""Stands in for log-probs that must not be read."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def lay_out(
     drop_missing
         Leave out response tokens for which the behaviour policy's numbers are NaN.
     check
-        Refuse impossible numbers; waits for the device.
+        Refuse impossible numbers; waits for the device. Without it missing ones are left out.
     tolerance
         Rounding that is let pass, as in `topk_support`.
 
@@ -89,83 +91,74 @@ def lay_out(
     SupportError
         An impossible number, with the response and position that hold it.
     """
-    wide = torch.float32 if logprob.device.type == "mps" else torch.float64
     usable = response
     if drop_missing or not check:
         usable = usable & ~behavior_logprob.isnan()
         if topk is not None:
             usable = usable & ~((topk.topk_ids >= 0) & topk.behavior.isnan()).any(dim=-1)
+    wide = torch.float32 if logprob.device.type == "mps" else torch.float64
 
     def flat(values: Tensor, instead: float) -> Tensor:
         """One value a token, replaced where it must not be read."""
         fill = torch.full((), instead, dtype=wide, device=logprob.device)
         return torch.where(usable, values.detach().to(wide), fill).reshape(-1)
 
-    log_mu, log_pi = flat(behavior_logprob, HALF), flat(logprob, HALF)
-    support = None
-    try:
-        if topk is not None:
-            ids = torch.where(usable[..., None], topk.listed_ids(), -1)
-            support = topk_support(
-                ids.flatten(0, 1),
-                topk.behavior.detach().to(wide).flatten(0, 1),
-                topk.policy.detach().to(wide).flatten(0, 1),
-                torch.where(usable, topk.token_ids, 0).reshape(-1),
-                log_mu,
-                log_pi,
-                vocab_size=topk.vocab_size,
-                tolerance=tolerance,
-                check=check,
-            )
-        elif check:
-            binary_support(log_mu, log_pi, tolerance=tolerance)
-    except SupportError as error:
-        response_at, position = divmod(error.row, logprob.shape[1])
-        raise SupportError(
-            error.row, f"(response {response_at}, token {position} of the batch) {error.reason}"
-        ) from None
     tokens = Tokens(
         advantage=flat(advantage, 0.0),
-        behavior_logprob=log_mu,
-        policy_logprob=log_pi,
-        support=support,
+        behavior_logprob=flat(behavior_logprob, LOG_HALF),
+        policy_logprob=flat(logprob, LOG_HALF),
         collision=None if topk is None or topk.collision is None else flat(topk.collision, 1.0),
-        full={name: (flat(d, 0.0), flat(dot, 0.0)) for name, (d, dot) in full.items()},
+        full={name: (flat(d, 0.0), flat(push, 0.0)) for name, (d, push) in full.items()},
     )
+    try:
+        if check:
+            _check_finite(tokens)
+        if topk is not None:
+            support = _support(topk, usable, tokens, wide, check=check, tolerance=tolerance)
+            tokens = dataclasses.replace(tokens, support=support)
+        elif check:
+            binary_support(tokens.behavior_logprob, tokens.policy_logprob, tolerance=tolerance)
+    except SupportError as error:
+        row, position = divmod(error.row, logprob.shape[1])
+        raise SupportError(
+            error.row, f"response {row} of the batch, its token {position}: {error.reason}"
+        ) from None
     return Judged(tokens, usable.reshape(-1), response.reshape(-1))
 
 
-def rule_of(
-    criterion: str | Criterion | Weight, convention: Convention, parameters: Mapping[str, float]
-) -> tuple[Criterion | Weight, Mapping[str, float]]:
-    """The rule behind a name, its own parameters taken in.
+def _support(
+    topk: TopKLogprobs,
+    usable: Tensor,
+    tokens: Tokens,
+    wide: torch.dtype,
+    *,
+    check: bool,
+    tolerance: float,
+) -> Support:
+    """Both policies on S, a row a token; a token that must not be read has an S of itself."""
+    return topk_support(
+        torch.where(usable[..., None], topk.listed_ids(), -1).flatten(0, 1),
+        topk.behavior.detach().to(wide).flatten(0, 1),
+        topk.policy.detach().to(wide).flatten(0, 1),
+        torch.where(usable, topk.token_ids, 0).reshape(-1),
+        tokens.behavior_logprob,
+        tokens.policy_logprob,
+        vocab_size=topk.vocab_size,
+        tolerance=tolerance,
+        check=check,
+    )
 
-    Raises
-    ------
-    CriterionError
-        An unknown name, or a parameter that the rule does not have.
-    """
-    if isinstance(criterion, Criterion):
-        rule: Criterion | Weight = criterion
-    elif isinstance(criterion, Weight):
-        rule = criterion if criterion.criterion is None else criterion.criterion
-    else:
-        named = weight(criterion)
-        rule = named if named.criterion is None else named.criterion
-    if isinstance(rule, Weight):
-        return rule, parameters
-    own = dict(parameters)
-    if rule is CRITERIA["clip-higher"]:
-        bounds = {name: own.pop(name) for name in ("low", "high") if name in own}
-        if bounds:
-            rule = clip_higher(**bounds)
-        own.pop("dual", None)
-    if own:
-        takes = "low, high, dual" if rule.name == "clip-higher" else "none"
-        raise CriterionError(
-            f"criterion {rule.name} has no parameter {', '.join(sorted(own))}; its own: {takes}"
-        )
-    return convention.adapt(rule), {}
+
+def _check_finite(tokens: Tokens) -> None:
+    """Refuse an advantage, a collision or a divergence that is no number."""
+    columns = [("advantage", tokens.advantage), ("collision", tokens.collision)]
+    for name, pair in tokens.full.items():
+        columns += zip((f"full {name} divergence", f"full {name} direction"), pair, strict=True)
+    for name, column in columns:
+        if column is None or bool(column.isfinite().all()):
+            continue
+        row = int((~column.isfinite()).int().argmax())
+        raise SupportError(row, f"{name} is {float(column[row])}, expected a finite number")
 
 
 def weigh(
@@ -191,13 +184,3 @@ def weigh(
     low, high = threshold
     found = at(high) if low == high else torch.where(judged.positive, at(high), at(low))
     return torch.where(judged.usable, found, torch.zeros_like(found))
-
-
-def region_of(rule: Criterion | Weight) -> str:
-    """The divergence that a rule's region is of where nobody says: its own, else KL."""
-    if isinstance(rule, Criterion):
-        if rule.family is not None:
-            return rule.family
-        if rule.name == "binary-tv":
-            return "tv"
-    return "tv" if rule.name == "drpo" else "kl"

@@ -6,22 +6,26 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from deltad._checks import LOGPROB_TOLERANCE
-from deltad.masks import CLIP_HIGH, CLIP_LOW, DEFAULT_THRESHOLD, Criterion
+from deltad.masks import DEFAULT_THRESHOLD, Criterion
 from deltad.weights import Weight
 
 from . import conventions
 from .aggregation import aggregate
+from .clip import Clip
 from .conventions import Value
-from .judgement import lay_out, region_of, rule_of, weigh
+from .judgement import lay_out, weigh
 from .metrics import Metric, measure
+from .rules import region_of, rule_of
 from .topk import TopKLogprobs
 
-NOTHING: Mapping[str, float] = MappingProxyType({})
+NOTHING: Final[Mapping[str, float]] = MappingProxyType({})
+"""The parameters of a rule that is left as it is."""
 
 
 @dataclass(frozen=True)
@@ -193,37 +197,30 @@ def trust_region_loss(
         log_ratio = judged.tokens.policy_logprob - judged.tokens.behavior_logprob
         if style.log_ratio_bound is not None:
             log_ratio = log_ratio.clamp(-style.log_ratio_bound, style.log_ratio_bound)
+        clip = Clip.of(parameters) if rule.name == "clip-higher" else None
+        if clip is not None:
+            found = torch.where(clip.beyond(judged, log_ratio), torch.zeros_like(found), found)
         capped = log_ratio if ratio_cap is None else log_ratio.clamp(max=math.log(ratio_cap))
-        pull = capped.exp() * judged.tokens.advantage
-        dual = parameters.get("dual") if rule.name == "clip-higher" else None
-        if dual is not None:
-            if not dual > 1:
-                raise ValueError(f"`dual` must be above 1, got {dual}")
-            beyond = (judged.tokens.advantage < 0) & (log_ratio.exp() > dual)
-            found = torch.where(beyond, torch.zeros_like(found), found)
+        pull = found * capped.exp() * judged.tokens.advantage
         # A weight of 0 meets a ratio that may have overflowed: 0 · inf must not become NaN.
-        coefficient = torch.where(found != 0, found * pull, torch.zeros_like(found))
-        held = torch.zeros_like(coefficient)
-        if reads == "clip":
-            bound = _clipped(judged.tokens.advantage, log_ratio.exp(), parameters)
-            held = torch.where(judged.usable & (found == 0), bound, held)
+        pull = torch.where(found != 0, pull, torch.zeros_like(pull))
+        held = torch.zeros_like(pull)
+        if clip is not None and reads == "clip":
+            stopped = judged.usable & (found == 0)
+            held = torch.where(stopped, clip.held(judged, log_ratio), held)
 
     shape = logprob.shape
-    kept = (found > 0).reshape(shape)
-    coefficient, held = (v.reshape(shape).to(logprob.dtype) for v in (coefficient, held))
+    pull, held = (part.reshape(shape).to(logprob.dtype) for part in (pull, held))
     if token_weight is not None:
-        extra = torch.where(
-            judged.usable.reshape(shape),
-            _a_token("token_weight", token_weight, logprob).detach().to(logprob.dtype),
-            torch.zeros_like(coefficient),
-        )
-        coefficient, held = coefficient * extra, held * extra
+        extra = _a_token("token_weight", token_weight, logprob).detach().to(logprob.dtype)
+        extra = torch.where((pull != 0) | (held != 0), extra, torch.zeros_like(extra))
+        pull, held = pull * extra, held * extra
     # Unread tokens are replaced before anything is computed of them: 0 · NaN would be NaN.
-    log_pi = torch.where(coefficient != 0, logprob, torch.zeros_like(logprob))
+    log_pi = torch.where(pull != 0, logprob, torch.zeros_like(logprob))
     # exp(x − x.detach()) is exactly 1 and has the derivative 1: the value stays the surrogate's.
     carrier = log_pi if reads == "logprob" else (log_pi - log_pi.detach()).exp()
     loss = aggregate(
-        -(coefficient * carrier + held),
+        -(pull * carrier + held),
         response_mask,
         aggregation,
         denominator=denominator,
@@ -232,22 +229,12 @@ def trust_region_loss(
     )
     return PolicyLoss(
         loss=loss,
-        keep=kept,
+        keep=(found > 0).reshape(shape),
         weight=found.reshape(shape).to(logprob.dtype),
         metrics=measure(
             judged, found, log_ratio, threshold=(low, high), divergence=region, ratio_cap=ratio_cap
         ),
     )
-
-
-def _clipped(advantage: Tensor, ratio: Tensor, parameters: Mapping[str, float]) -> Tensor:
-    """−(PPO's clipped loss) of a token that is not let pass: its bound times Â."""
-    low, high = parameters.get("low", CLIP_LOW), parameters.get("high", CLIP_HIGH)
-    bound = torch.where(advantage > 0, 1 + high, 1 - low)
-    dual = parameters.get("dual")
-    if dual is not None:
-        bound = torch.where((advantage < 0) & (ratio > dual), dual, bound)
-    return bound * advantage
 
 
 def _check_shapes(logprob: Tensor, behavior_logprob: Tensor, response_mask: Tensor) -> None:
