@@ -4,7 +4,6 @@ The one place of the ground floor that needs torch; nothing else there imports i
 """
 
 from .aggregation import AGGREGATIONS, Aggregation, aggregate, count
-from .clip import clip_higher
 from .conventions import CONVENTIONS, Convention
 from .metrics import Metric, add_metrics
 from .readout import PolicyLogprobs, policy_logprobs
@@ -24,7 +23,6 @@ __all__ = [
     "TopKLogprobs",
     "add_metrics",
     "aggregate",
-    "clip_higher",
     "count",
     "policy_logprobs",
     "policy_loss",

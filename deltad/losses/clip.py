@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,74 +14,54 @@ from deltad.masks import CLIP_HIGH, CLIP_LOW, CRITERIA, Criterion
 from .judgement import Judged
 
 
-def clip_higher(*, low: float = CLIP_LOW, high: float = CLIP_HIGH) -> Criterion:
-    """The clip of PPO and GRPO with bounds of one's own, as a criterion.
+@dataclass(frozen=True)
+class Clip:
+    """Bounds of the ratio, and what a clipped token's loss stands still at.
 
-    Parameters
+    Attributes
     ----------
     low, high : float
-        It leaves 1 − `low` ≤ r ≤ 1 + `high` alone; 0 ≤ low ≤ 1, high ≥ 0.
-
-    Returns
-    -------
-    Criterion
-        Named `clip-higher`, as the registry's of 0.2 and 0.28.
+        The clip leaves 1 − `low` ≤ r ≤ 1 + `high` alone; 0 ≤ low ≤ 1, high ≥ 0.
+    dual : float
+        Where Â < 0 the loss is at most −`dual` · Â, with no gradient beyond (dual clip,
+        arXiv:1912.09729; TRL's `delta`); > 1, infinite for none.
 
     Raises
     ------
     ValueError
         Bounds that do not hold r = 1.
     """
-    if not (0 <= low <= 1 and high >= 0):
-        raise ValueError(
-            f"`low` must lie in [0, 1] and `high` must not be negative, got {low} and {high}"
-        )
-    return dataclasses.replace(
-        CRITERIA["clip-higher"],
-        proximity=f"r > {1 + high:g} or r < {1 - low:g}",
-        outside=lambda tokens, threshold, _: (tokens.ratio > 1 + high) | (tokens.ratio < 1 - low),
-    )
-
-
-@dataclass(frozen=True)
-class Clip:
-    """What a clipped token's loss stands still at.
-
-    Attributes
-    ----------
-    low, high : float
-        The clip leaves 1 − `low` ≤ r ≤ 1 + `high` alone.
-    dual : float
-        Where Â < 0 the loss is at most −`dual` · Â (dual clip, arXiv:1912.09729; TRL's `delta`);
-        infinite for none.
-    """
 
     low: float = CLIP_LOW
     high: float = CLIP_HIGH
     dual: float = math.inf
 
-    @classmethod
-    def of(cls, parameters: Mapping[str, float]) -> Clip:
-        """From the parameters of clip-higher, the registry's where they are not given.
+    def __post_init__(self) -> None:
+        if not (0 <= self.low <= 1 and self.high >= 0):
+            raise ValueError(
+                "`low` must lie in [0, 1] and `high` must not be negative, got "
+                f"{self.low} and {self.high}"
+            )
+        if not self.dual > 1:
+            raise ValueError(f"`dual` must be above 1, got {self.dual}")
 
-        Raises
-        ------
-        ValueError
-            `dual` would cut off r = 1.
-        """
-        clip = cls(**parameters)
-        if not clip.dual > 1:
-            raise ValueError(f"`dual` must be above 1, got {clip.dual}")
-        return clip
+    def criterion(self) -> Criterion:
+        """The registry's clip-higher with these bounds."""
+        low, high = 1 - self.low, 1 + self.high
+        return dataclasses.replace(
+            CRITERIA["clip-higher"],
+            proximity=f"r > {high:g} or r < {low:g}",
+            outside=lambda tokens, threshold, _: (tokens.ratio > high) | (tokens.ratio < low),
+        )
 
-    def beyond(self, judged: Judged, log_ratio: Tensor) -> Tensor:
-        """Â < 0 and r > `dual`: no gradient passes; shape (batch · token,)."""
-        beyond: Tensor = (judged.tokens.advantage < 0) & (log_ratio.exp() > self.dual)
+    def beyond(self, judged: Judged, ratio: Tensor) -> Tensor:
+        """Â < 0 and r > `dual`; shape (batch · token,)."""
+        beyond: Tensor = (judged.tokens.advantage < 0) & (ratio > self.dual)
         return beyond
 
-    def held(self, judged: Judged, log_ratio: Tensor) -> Tensor:
+    def held(self, judged: Judged, ratio: Tensor) -> Tensor:
         """The objective of a token that is not let pass, its bound times Â."""
         bound = torch.where(judged.positive, 1 + self.high, 1 - self.low)
-        bound = torch.where(self.beyond(judged, log_ratio), self.dual, bound)
+        bound = torch.where(self.beyond(judged, ratio), self.dual, bound)
         held: Tensor = bound * judged.tokens.advantage
         return held

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from deltad._checks import LOGPROB_TOLERANCE, SupportError
-from deltad.masks import Criterion, Tokens
+from deltad.masks import Tokens
 from deltad.support import Support, binary_support, topk_support
-from deltad.weights import Weight
 
 from .topk import TopKLogprobs
 
@@ -159,28 +158,3 @@ def _check_finite(tokens: Tokens) -> None:
             continue
         row = int((~column.isfinite()).int().argmax())
         raise SupportError(row, f"{name} is {float(column[row])}, expected a finite number")
-
-
-def weigh(
-    judged: Judged,
-    rule: Criterion | Weight,
-    *,
-    threshold: tuple[float, float],
-    divergence: str,
-    parameters: Mapping[str, float],
-) -> Tensor:
-    """Weight of every token, shape (batch · token,); 0 where it must not be read."""
-
-    def at(delta: float) -> Tensor:
-        """The weight under one threshold."""
-        if isinstance(rule, Weight):
-            soft: Tensor = rule.compute(
-                judged.tokens, threshold=delta, divergence=divergence, **parameters
-            )
-            return soft
-        kept: Tensor = rule.keep(judged.tokens, threshold=delta, divergence=divergence)
-        return kept.to(judged.tokens.behavior_logprob.dtype)
-
-    low, high = threshold
-    found = at(high) if low == high else torch.where(judged.positive, at(high), at(low))
-    return torch.where(judged.usable, found, torch.zeros_like(found))

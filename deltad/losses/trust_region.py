@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import Final, get_args
 
 import torch
 from torch import Tensor
@@ -17,11 +16,10 @@ from deltad.weights import Weight
 
 from . import conventions
 from .aggregation import aggregate
-from .clip import Clip
 from .conventions import Value
-from .judgement import lay_out, weigh
+from .judgement import lay_out
 from .metrics import Metric, measure
-from .rules import region_of, rule_of
+from .rules import rule_of, weigh
 from .topk import TopKLogprobs
 
 NOTHING: Final[Mapping[str, float]] = MappingProxyType({})
@@ -172,13 +170,13 @@ def trust_region_loss(
     if ratio_cap is not None and not ratio_cap > 0:
         raise ValueError(f"`ratio_cap` must be positive or None, got {ratio_cap}")
     style = conventions.convention(convention)
-    rule, own = rule_of(criterion, style, parameters)
-    reads = value or (style.clip_value if rule.name == "clip-higher" else style.value)
-    if reads not in ("ratio", "logprob", "clip"):
-        raise ValueError(f"`value` must be ratio, logprob or clip, got {reads!r}")
-    if reads == "clip" and rule.name != "clip-higher":
-        raise ValueError(f"`value` clip belongs to criterion clip-higher, got {rule.name}")
-    region = divergence or region_of(rule)
+    rule = rule_of(criterion, style, parameters)
+    reads = value or (style.value if rule.clip is None else style.clip_value)
+    if reads not in get_args(Value):
+        raise ValueError(f"`value` must be one of {', '.join(get_args(Value))}, got {reads!r}")
+    if reads == "clip" and rule.clip is None:
+        raise ValueError(f"`value` clip belongs to criterion clip-higher, got {rule.decide.name}")
+    region = divergence or rule.region
     low, high = threshold if isinstance(threshold, tuple) else (threshold, threshold)
 
     judged = lay_out(
@@ -193,21 +191,20 @@ def trust_region_loss(
         tolerance=tolerance,
     )
     with torch.no_grad():
-        found = weigh(judged, rule, threshold=(low, high), divergence=region, parameters=own)
+        found = weigh(judged, rule, threshold=(low, high), divergence=region)
         log_ratio = judged.tokens.policy_logprob - judged.tokens.behavior_logprob
         if style.log_ratio_bound is not None:
             log_ratio = log_ratio.clamp(-style.log_ratio_bound, style.log_ratio_bound)
-        clip = Clip.of(parameters) if rule.name == "clip-higher" else None
-        if clip is not None:
-            found = torch.where(clip.beyond(judged, log_ratio), torch.zeros_like(found), found)
-        capped = log_ratio if ratio_cap is None else log_ratio.clamp(max=math.log(ratio_cap))
-        pull = found * capped.exp() * judged.tokens.advantage
+        ratio = log_ratio.exp()
+        zero = torch.zeros_like(ratio)
+        if rule.clip is not None:
+            found = torch.where(rule.clip.beyond(judged, ratio), zero, found)
+        weight = ratio if ratio_cap is None else ratio.clamp(max=ratio_cap)
         # A weight of 0 meets a ratio that may have overflowed: 0 · inf must not become NaN.
-        pull = torch.where(found != 0, pull, torch.zeros_like(pull))
-        held = torch.zeros_like(pull)
-        if clip is not None and reads == "clip":
-            stopped = judged.usable & (found == 0)
-            held = torch.where(stopped, clip.held(judged, log_ratio), held)
+        pull = torch.where(found != 0, found * weight * judged.tokens.advantage, zero)
+        held = zero
+        if rule.clip is not None and reads == "clip":
+            held = torch.where(judged.usable & (found == 0), rule.clip.held(judged, ratio), zero)
 
     shape = logprob.shape
     pull, held = (part.reshape(shape).to(logprob.dtype) for part in (pull, held))
