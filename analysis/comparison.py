@@ -7,7 +7,7 @@ criteria decide alike.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -29,7 +29,16 @@ from .counting import (
     decisions,
     outside_of,
 )
-from .question import OWN, Question, QuestionError, Resolved, check_columns, decider
+from .question import (
+    BOTH,
+    OWN,
+    Question,
+    QuestionError,
+    Resolved,
+    check_columns,
+    decider,
+    unjudged,
+)
 from .rates import BaseRate, RateTable, SeedRates, ratio
 from .result import Result
 from .shares import Share
@@ -106,6 +115,9 @@ class Comparison(Result):
         Criteria that were left out because the dump cannot answer for them, and why.
     bootstrap_seed : int
         Seed of the intervals' random numbers.
+    unjudged : str
+        Why there is no ΔD, where the dump has no policy after the update; empty otherwise. All
+        that ΔD decides is without meaning then, and the result's forms leave it out.
     """
 
     question: Question
@@ -114,6 +126,7 @@ class Comparison(Result):
     rows: int
     refused: dict[str, str]
     bootstrap_seed: int = 0
+    unjudged: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -163,7 +176,15 @@ class Comparison(Result):
         return comparison_object(self)
 
     def figure(self) -> Figure:
-        """Agreement as a heat map, sign accuracy as a forest plot."""
+        """Agreement as a heat map, sign accuracy as a forest plot.
+
+        Raises
+        ------
+        QuestionError
+            There is no ΔD.
+        """
+        if self.unjudged:
+            raise QuestionError(self.unjudged)
         from .figures.comparison import comparison_figure
 
         return comparison_figure(self)
@@ -206,11 +227,12 @@ def compare(
     DumpError
         A row holds an impossible value.
     """
-    resolved, refused = comparable(dump, question or Question(), criteria)
+    resolved, refused = comparable(dump, question or Question(), criteria, needs=("pre",))
     names = list(resolved)
     base = resolved[names[0]]
     deciders = [decider(name) for name in names]
     arms = arms_of(resolved)
+    without_delta = unjudged(dump, arms)
     rates: list[list[SeedRates]] = [[] for _ in names]
     shares: list[list[list[tuple[float, float]]]] = [[[], [], []] for _ in names]
     masked = np.zeros((len(PLACES), len(names)), dtype=np.int64)
@@ -218,7 +240,10 @@ def compare(
     rows = 0
     for seed in dump.seeds(base.baseline_arm):
         rows += dump.rows(base.baseline_arm, seed)
-        read = {arm: _read(dump, arm, seed, base.question, deciders, progress) for arm in arms}
+        read = {
+            arm: _read(dump, arm, seed, base.question, deciders, progress, post=not without_delta)
+            for arm in arms
+        }
         decided, elsewhere, weights = read[base.baseline_arm]
         masked += np.stack([np.count_nonzero(~decided.keep, axis=1), *elsewhere])
         alike += np.count_nonzero(decided.keep[:, None] == decided.keep[None], axis=2)
@@ -230,7 +255,7 @@ def compare(
             shares[at][0].append((float(weights[at]), decided.keep.shape[1]))
             shares[at][1].append((int(right.sum()), len(right)))
             shares[at][2].append((int(right[apart].sum()), int(apart.sum())))
-    own = base.question.protocol == OWN
+    unknown = bool(without_delta) or base.question.protocol == OWN
     found = []
     for at, each in enumerate(resolved.values()):
         weight, outside, disagreement = (_share(pairs, bootstrap_seed) for pairs in shares[at])
@@ -240,16 +265,22 @@ def compare(
                 name=names[at],
                 masked=dict(zip(PLACES, masked[:, at].tolist(), strict=True)),
                 weight=weight,
-                outside=nothing if own else outside,
-                disagreement=nothing if own else disagreement,
+                outside=nothing if unknown else outside,
+                disagreement=nothing if unknown else disagreement,
                 table=RateTable(each.question, tuple(rates[at]), bootstrap_seed),
             )
         )
-    return Comparison(base.question, tuple(found), alike, rows, refused, bootstrap_seed)
+    return Comparison(
+        base.question, tuple(found), alike, rows, refused, bootstrap_seed, without_delta
+    )
 
 
 def comparable(
-    dump: Dump, question: Question, criteria: Sequence[str] = ()
+    dump: Dump,
+    question: Question,
+    criteria: Sequence[str] = (),
+    *,
+    needs: Collection[str] = BOTH,
 ) -> tuple[dict[str, Resolved], dict[str, str]]:
     """Find the criteria that a dump can answer for, each against the question's baseline.
 
@@ -261,6 +292,8 @@ def comparable(
         Region, baseline and protocol.
     criteria : sequence of str
         Those asked for; by default every one that the region's divergence allows.
+    needs : collection of {"pre", "post"}
+        Readings of the policy that the arms must have.
 
     Returns
     -------
@@ -274,14 +307,14 @@ def comparable(
     QuestionError, CriterionError
         The dump cannot answer for the baseline, or for a criterion asked for by name.
     """
-    base = replace(question, criterion=question.baseline).resolve(dump)
+    base = replace(question, criterion=question.baseline).resolve(dump, needs=needs)
     resolved = {question.baseline: base}
     refused: dict[str, str] = {}
     for name in dict.fromkeys(criteria or _of_family(question.divergence)):
         if name in resolved:
             continue
         try:
-            found = replace(base.question, criterion=name).resolve(dump)
+            found = replace(base.question, criterion=name).resolve(dump, needs=needs)
             # Every arm that is read is decided by all criteria.
             for arm in {*found.arms, *arms_of(resolved)}:
                 check_columns(dump, arm, decider(name))
@@ -319,6 +352,8 @@ def _read(
     region: Question,
     deciders: Sequence[Decider],
     progress: Progress | None,
+    *,
+    post: bool,
 ) -> tuple[Decided, NDArray[np.int64], NDArray[np.float64]]:
     """One seed of one arm: tokens outside, masked counts elsewhere (2, criterion), Σ weight."""
     without_vectors = 0
@@ -326,7 +361,7 @@ def _read(
     elsewhere = np.zeros((2, len(deciders)), dtype=np.int64)
     weights = np.zeros(len(deciders))
     for batch, metadata in checked_batches(
-        dump, arm, seed, columns_for(*deciders), progress=progress
+        dump, arm, seed, columns_for(*deciders, post=post), progress=progress
     ):
         bare = len(batch) - int(np.count_nonzero(batch.vectors))
         without_vectors += bare

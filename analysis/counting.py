@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from deltad.dumps import batch_tokens, check_batch, part_batches
+from deltad.dumps import READINGS, batch_tokens, check_batch, part_batches
 from deltad.masks import Tokens
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ VALUE_COLUMNS: Final = (
     "topk_post_logprobs",
 )
 """What D before and after the update and every criterion's common part are made of."""
+
+_POST: Final = frozenset(READINGS["post"])
 
 
 class Decider(Protocol):
@@ -68,7 +70,8 @@ class Outside:
     tokens : Tokens
         What criteria see of them before the update.
     d_pre, delta_d : ndarray of float64, shape (token,)
-        D before the update, and ΔD: nats for KL, a probability for TV.
+        D before the update, and ΔD: nats for KL, a probability for TV. ΔD is NaN where the
+        policy after the update was not read.
     """
 
     batch: Batch
@@ -239,10 +242,23 @@ def checked_batches(
                 progress(len(batch))
 
 
-def columns_for(*criteria: Decider) -> list[str]:
-    """Columns of a dump that ΔD and these criteria are computed from."""
+def columns_for(*criteria: Decider, post: bool = True) -> list[str]:
+    """Columns of a dump that ΔD and these criteria are computed from.
+
+    Parameters
+    ----------
+    *criteria : Decider
+        What will decide.
+    post : bool
+        Whether the policy after the update was read; without it there is no ΔD.
+
+    Returns
+    -------
+    list of str
+        In no particular order.
+    """
     optional = dict.fromkeys(column for each in criteria for column in each.columns)
-    return [*VALUE_COLUMNS, *optional]
+    return [*(name for name in VALUE_COLUMNS if post or name not in _POST), *optional]
 
 
 def select(batch: Batch, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Batch:
@@ -263,7 +279,7 @@ def outside_of(
     Parameters
     ----------
     batch : Batch
-        Checked rows with `VALUE_COLUMNS`, and with what criteria need besides.
+        Checked rows with `columns_for()`, and with what criteria need besides.
     metadata : Metadata
         Of their file.
     region : Question
@@ -285,7 +301,9 @@ def outside_of(
         return None
     block = select(batch, known[is_outside])
     d_pre = d_pre[is_outside]
-    d_post = batch_tokens(block, metadata, post=True).divergence(region.divergence)
+    d_post = np.full(len(d_pre), np.nan)
+    if "post_logprob" in block.columns:
+        d_post = batch_tokens(block, metadata, post=True).divergence(region.divergence)
     return Outside(block, batch_tokens(block, metadata), d_pre, d_post - d_pre)
 
 

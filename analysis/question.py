@@ -7,6 +7,7 @@ resolved, which settles the protocol and the arms to read.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 OWN: Final = "own"
 SHARED: Final = "shared:"
 ZERO_STEP: Final = "zero-step"
+BOTH: Final = ("pre", "post")
+"""The readings of the policy that ΔD is made of."""
 
 
 class QuestionError(ValueError):
@@ -84,13 +87,16 @@ class Question:
                 f"`protocol` must be `own` or `shared:` and an arm, got {self.protocol!r}"
             )
 
-    def resolve(self, dump: Dump) -> Resolved:
+    def resolve(self, dump: Dump, *, needs: Collection[str] = BOTH) -> Resolved:
         """Settle the protocol and the arms for one dump.
 
         Parameters
         ----------
         dump : Dump
             Only its footers are read.
+        needs : collection of {"pre", "post"}
+            Readings of the policy that the answer cannot do without: both for ΔD, and "pre"
+            alone for D, Ḋ and decisions.
 
         Returns
         -------
@@ -102,7 +108,7 @@ class Question:
         QuestionError
             There is no such arm; no arm applied the question's mask (`own`); a seed is
             missing in one of the arms; the stored rule left out tokens that are asked for; or
-            a criterion needs a column that is missing.
+            a criterion needs a column, or the answer a reading, that is missing.
         """
         question = self if self.protocol else replace(self, protocol=_default_protocol(dump))
         judged, against = decider(question.criterion), decider(question.baseline)
@@ -116,6 +122,7 @@ class Question:
         resolved = Resolved(question, judged, against, arms[0], arms[1])
         _check_seeds(dump, resolved)
         for arm in resolved.arms:
+            check_readings(dump, arm, needs)
             _check_stored(dump, arm, question)
             for each in (judged, against):
                 check_columns(dump, arm, each)
@@ -216,6 +223,46 @@ def check_columns(dump: Dump, arm: str, needed: Criterion | Weight) -> None:
                 f"criterion {needed.name} needs the column `{column}`, which arm {arm} of "
                 f"{dump.path} does not have: record it, or ask for another criterion"
             )
+
+
+def check_readings(dump: Dump, arm: str, needs: Collection[str]) -> None:
+    """Refuse what needs a reading of the policy that an arm was recorded without.
+
+    Parameters
+    ----------
+    dump : Dump
+        Only its footers are read.
+    arm : str
+        Of the dump.
+    needs : collection of {"pre", "post"}
+        Readings.
+
+    Raises
+    ------
+    QuestionError
+        Says what is missing and how to get it.
+    """
+    missing = set(needs) - dump.readings(arm)
+    for reading, what, when in (
+        ("pre", "D, Ḋ and every mask need", "before"),
+        ("post", "ΔD needs", "after"),
+    ):
+        if reading in missing:
+            raise QuestionError(
+                f"{what} the policy's log-probs {when} the update, and arm {arm} of {dump.path} "
+                f"has no {reading} columns: score its tokens {when} the step and import them "
+                f"anew, `deltad import … --{reading} FILE`"
+            )
+
+
+def unjudged(dump: Dump, arms: Collection[str]) -> str:
+    """Why ΔD cannot be told under some arms, empty where it can; see `check_readings`."""
+    try:
+        for arm in arms:
+            check_readings(dump, arm, BOTH)
+    except QuestionError as error:
+        return str(error)
+    return ""
 
 
 def _default_protocol(dump: Dump) -> str:

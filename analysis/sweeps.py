@@ -24,7 +24,7 @@ from .counting import (
     decisions,
     outside_of,
 )
-from .question import OWN, Question, QuestionError, Resolved, answerable_protocols
+from .question import OWN, Question, QuestionError, Resolved, answerable_protocols, unjudged
 from .rates import SIDES, RateTable, SeedRates
 from .result import Result
 from .shares import Share
@@ -84,6 +84,9 @@ class Sweep(Result):
         Points that the dump cannot answer, and why.
     bootstrap_seed : int
         Seed of the intervals' random numbers.
+    unjudged : str
+        Why there is no ΔD, where the dump has no policy after the update; empty otherwise. All
+        that ΔD decides is without meaning then, and the result's forms leave it out.
     """
 
     over: str
@@ -91,6 +94,7 @@ class Sweep(Result):
     points: tuple[Point, ...]
     refused: dict[str, str]
     bootstrap_seed: int = 0
+    unjudged: str = ""
 
     def columns(self) -> dict[str, list[Any]]:
         """A row a point, the columns of `SWEEP_COLUMNS`."""
@@ -111,7 +115,15 @@ class Sweep(Result):
         return sweep_object(self)
 
     def figure(self) -> Figure:
-        """Rates, sign accuracy and counts along the sweep."""
+        """Rates, sign accuracy and counts along the sweep.
+
+        Raises
+        ------
+        QuestionError
+            There is no ΔD.
+        """
+        if self.unjudged:
+            raise QuestionError(self.unjudged)
         from .figures.sweeps import sweep_figure
 
         return sweep_figure(self)
@@ -162,7 +174,7 @@ def sweep(
     if over not in OVER:
         raise QuestionError(f"`over` must be one of {', '.join(OVER)}, got {over!r}")
     if over == TOP_K:
-        known = question.resolve(dump)
+        known = question.resolve(dump, needs=("pre",))
         ks = _top_ks(dump, values)
         return _collect(
             dump, over, {k: known for k in ks}, {}, known.question, bootstrap_seed, progress
@@ -178,7 +190,7 @@ def sweep(
     resolved: dict[float | str, Resolved] = {}
     for value, each in asked.items():
         try:
-            resolved[value] = each.resolve(dump)
+            resolved[value] = each.resolve(dump, needs=("pre",))
         except QuestionError as error:
             refused[_named(value)] = str(error)
     if not resolved:
@@ -201,6 +213,8 @@ def _collect(
 ) -> Sweep:
     """Read every arm once and put the points together."""
     first = next(iter(resolved.values()))
+    without_delta = unjudged(dump, [arm for each in resolved.values() for arm in each.arms])
+    post = not without_delta
     rates: dict[Any, list[SeedRates]] = {value: [] for value in resolved}
     right: dict[Any, list[tuple[int, int, int]]] = {value: [] for value in resolved}
     for seed in dump.seeds(first.criterion_arm):
@@ -210,10 +224,10 @@ def _collect(
             mine = {value: each for value, each in resolved.items() if arm in each.arms}
             if over == PROTOCOL:  # the region is the same: one count serves all of them
                 value, each = next(iter(mine.items()))
-                found = _read(dump, arm, seed, over, {value: each}, progress)[value]
+                found = _read(dump, arm, seed, over, {value: each}, progress, post=post)[value]
                 read |= {(arm, value): found for value in mine}
             else:
-                found_by = _read(dump, arm, seed, over, mine, progress)
+                found_by = _read(dump, arm, seed, over, mine, progress, post=post)
                 read |= {(arm, value): each for value, each in found_by.items()}
         for value, each in resolved.items():
             ours, theirs = (read[arm, value] for arm in (each.criterion_arm, each.baseline_arm))
@@ -231,13 +245,13 @@ def _collect(
         judged = [tokens for tokens, _, _ in right[value]]
         accuracy = {
             side: Share.undefined(len(judged))
-            if own
+            if own or without_delta
             else Share.of([row[at] for row in right[value]], judged, bootstrap_seed)
             for at, side in enumerate(SIDES, 1)
         }
         table = RateTable(each.question, tuple(rates[value]), bootstrap_seed)
         points.append(Point(value, table, accuracy))
-    return Sweep(over, question, tuple(points), refused, bootstrap_seed)
+    return Sweep(over, question, tuple(points), refused, bootstrap_seed, without_delta)
 
 
 def _read(
@@ -247,6 +261,8 @@ def _read(
     over: str,
     points: dict[Any, Resolved],
     progress: Progress | None,
+    *,
+    post: bool,
 ) -> dict[Any, Decided]:
     """One seed of one arm at all points: the criterion's decisions first, then the baseline's."""
     first = next(iter(points.values()))
@@ -254,7 +270,8 @@ def _read(
     widest = min((each.question for each in points.values()), key=lambda each: each.threshold)
     without_vectors = 0
     blocks: dict[Any, list[Judged]] = {value: [] for value in points}
-    for batch, metadata in checked_batches(dump, arm, seed, columns_for(*pair), progress=progress):
+    columns = columns_for(*pair, post=post)
+    for batch, metadata in checked_batches(dump, arm, seed, columns, progress=progress):
         without_vectors += int(np.count_nonzero(~batch.vectors))
         if over == TOP_K:
             for value, each in points.items():

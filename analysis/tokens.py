@@ -62,7 +62,8 @@ TOKEN_COLUMNS: Final[dict[str, tuple[pa.DataType, str]]] = {
 }
 """Columns and what they mean. One `keep_<criterion>` for every criterion that the dump can
 answer stands before `outside`: true where the gradient passes. D, ΔD, Ḋ and decisions are NULL
-where they need the top-K vectors and a row has none."""
+where they need the top-K vectors and a row has none, `d_post` and ΔD also where the policy after
+the update was not read."""
 
 
 class TokenTable:
@@ -105,7 +106,7 @@ class TokenTable:
             The dump cannot answer the question or has no such seed.
         """
         self._dump = dump
-        self._resolved = (question or Question()).resolve(dump)
+        self._resolved = (question or Question()).resolve(dump, needs=("pre",))
         self.question = self._resolved.question
         known = dump.seeds(self._resolved.criterion_arm)
         missing = sorted(set(seeds) - set(known))
@@ -129,7 +130,12 @@ class TokenTable:
             if each.family in (None, self.question.divergence) and present.issuperset(each.columns)
         ]
         self._copied = [*KEY_COLUMNS, *(["token"] if "token" in present else []), *_COPIED]
-        decided = columns_for(self._resolved.criterion, self._resolved.baseline, *self._criteria)
+        decided = columns_for(
+            self._resolved.criterion,
+            self._resolved.baseline,
+            *self._criteria,
+            post=all("post" in dump.readings(arm) for arm in self._resolved.arms),
+        )
         self._columns = list(dict.fromkeys([*self._copied, *decided]))
         self.schema = self._make_schema()
 
@@ -244,12 +250,14 @@ class TokenTable:
         if known.any():
             tokens = batch_tokens(batch, metadata)
             d_pre[known] = tokens.divergence(self.question.divergence)
-            after = batch_tokens(batch, metadata, post=True)
-            d_post[known] = after.divergence(self.question.divergence)
+            if "post_logprob" in batch.columns:
+                after = batch_tokens(batch, metadata, post=True)
+                d_post[known] = after.divergence(self.question.divergence)
             sets.append((tokens, known))
         values: _Values = {name: (batch.columns[name], every) for name in self._copied}
-        for name, column in (("d_pre", d_pre), ("d_post", d_post), ("delta_d", d_post - d_pre)):
-            values[name] = (column, known)
+        values["d_pre"] = (d_pre, known)
+        for name, column in (("d_post", d_post), ("delta_d", d_post - d_pre)):
+            values[name] = (column, known & ("post_logprob" in batch.columns))
         values["ratio"] = _gather(lambda tokens: tokens.ratio, sets, np.float64)
         directions = [(_directions(self._resolved.criterion, tokens), at) for tokens, at in sets]
         for place, name in enumerate(("d_dot", "d_dot_local", "d_dot_global")):

@@ -71,9 +71,14 @@ def count_steps(
     Raises
     ------
     CriterionError
-        A watched criterion needs a column that the batch lacks, or the file stores too few
-        tokens for the question's region.
+        A watched criterion needs a column that the batch lacks, the file stores too few tokens
+        for the question's region, or the policy before or after the step was not read.
     """
+    if "post_logprob" not in batch.columns or "pre_logprob" not in batch.columns:
+        raise CriterionError(
+            f"{batch.path} is without the policy before or after the step, so that its steps "
+            "cannot be counted: score its tokens and import them by `deltad import --pre --post`"
+        )
     whole = metadata.stored_above is None
     if not whole:
         _check_stored(batch, metadata, question)

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from deltad.dumps import Dump
+from deltad.dumps import READINGS, Dump
 
 from .causes import CAUSES
 from .evidence import FEWEST, Evidence
@@ -116,6 +116,10 @@ def _not_judged(evidence: Evidence) -> Iterator[str]:
             f"{FEWEST}; single values were looked at"
         )
         return
+    for reading, names in READINGS.items():
+        if sample.unread.issuperset(names):
+            when = {"pre": "before", "post": "after"}[reading]
+            yield f"whatever needs the policy {when} the update: this arm has no {reading} columns"
     lists = int(evidence.has_list.sum())
     if lists < len(sample):
         yield f"{len(sample) - lists} tokens without lists: of these the scalars alone were seen"

@@ -60,7 +60,7 @@ def find_fills(sample: Sample) -> dict[str, Fills]:
     ids = np.asarray(sample["topk_ids"])
     context = _contexts(ids)
     found = {}
-    for name in COLUMNS:
+    for name in (each for each in COLUMNS if each not in sample.unread):
         values = np.asarray(sample[name], dtype=np.float32)
         there = ids != -1 if values.ndim == 2 else np.ones(len(values), np.bool_)
         cells = _not_finite(name, values, there, ids, sample)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from deltad.dumps import Dump, Metadata
 from deltad.dumps.batch import Batch
-from deltad.dumps.columns import COLUMNS, REQUIRED
+from deltad.dumps.columns import COLUMNS, READINGS, REQUIRED
 from deltad.dumps.footers import PartFile
 from deltad.dumps.reader import part_batches
 
@@ -49,6 +49,8 @@ class Sample:
         Where it lies.
     stored, seen : int
         Rows of the arm, and tokens its recorder looked at, over the seeds asked for.
+    unread : frozenset of str
+        Columns of the policy that were not read before or after the step: all NaN.
     """
 
     columns: Mapping[str, NDArray[Any]]
@@ -59,6 +61,7 @@ class Sample:
     run: str = ""
     stored: int = 0
     seen: int = 0
+    unread: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         """Count the rows."""
@@ -133,7 +136,10 @@ def read_sample(
     arm = arm if arm is not None else chosen_arm(dump)
     wanted = tuple(dump.seeds(arm)) if seeds is None else tuple(seeds)
     parts = [part for seed in wanted for part in dump.files(arm, seed)]
-    columns = _read(parts, limit, progress)
+    unread = frozenset(
+        name for each in READINGS.keys() - dump.readings(arm) for name in READINGS[each]
+    )
+    columns = _read(parts, limit, progress, unread=unread)
     order = np.lexsort(tuple(columns[name] for name in reversed(_KEY)))
     columns = {name: values[order] for name, values in columns.items()}
     key = _key(columns)
@@ -160,6 +166,7 @@ def read_sample(
         run=str(dump.path),
         stored=sum(part.rows for part in parts),
         seen=sum(part.metadata.rows_seen for part in parts),
+        unread=unread,
     )
 
 
@@ -177,9 +184,10 @@ def _read(
     limit: int,
     progress: Callable[[int], None] | None,
     only: tuple[str, ...] | None = None,
+    unread: frozenset[str] = frozenset(),
 ) -> dict[str, NDArray[Any]]:
-    """Columns of the chosen rows of some files, `seed` among them."""
-    names = only or REQUIRED
+    """Columns of the chosen rows of some files, `seed` among them; NaN for what was not read."""
+    names = only or tuple(name for name in REQUIRED if name not in unread)
     optional = (
         ()
         if only
@@ -196,10 +204,14 @@ def _read(
         if progress is not None:
             progress(len(batch))
     top_k = parts[0].metadata.top_k if parts else 1
-    return {
+    columns = {
         name: np.concatenate(found) if found else _empty(name, top_k)
         for name, found in collected.items()
     }
+    for name in unread:
+        like = columns["topk_ids" if COLUMNS[name].is_vector else "token_id"]
+        columns[name] = np.full(like.shape, np.nan, dtype=COLUMNS[name].dtype)
+    return columns
 
 
 def _blocks(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Group, RenderableType
@@ -50,7 +51,7 @@ COMPARISON_COLUMNS: Final[dict[str, str]] = {
 def comparison_columns(comparison: Comparison) -> dict[str, list[Any]]:
     """The columns of `COMPARISON_COLUMNS`, a row a criterion."""
     rows = [
-        _row(each, comparison.question.baseline, corrected)
+        _row(each, comparison.question.baseline, corrected, judged=not comparison.unjudged)
         for each, corrected in zip(comparison.criteria, comparison.holm_p, strict=True)
     ]
     return stack(tuple(COMPARISON_COLUMNS), rows)
@@ -70,8 +71,8 @@ def comparison_object(comparison: Comparison) -> dict[str, Any]:
         base={
             "outside": {
                 "tokens": comparison.outside.tokens,
-                "increase_rate": comparison.outside.increase_rate,
-                "constant_guess": comparison.outside.constant_guess,
+                "increase_rate": columns["outside_increase_rate"][0],
+                "constant_guess": columns["outside_constant_guess"][0],
             }
         },
         criteria=[
@@ -84,6 +85,7 @@ def comparison_object(comparison: Comparison) -> dict[str, Any]:
             "alike": comparison.alike.tolist(),
         },
         refused=comparison.refused,
+        unjudged=comparison.unjudged or None,
     )
 
 
@@ -104,9 +106,10 @@ def comparison_text(comparison: Comparison) -> RenderableType:
     tokens = sum(seed.tokens for seed in table.seeds)
     size = (
         f"{count(len(table.seeds), 'seed')}, {count(tokens, 'token')}, "
-        f"{comparison.rows} stored, {comparison.outside.tokens} outside: "
-        f"{base_text(comparison.outside)}"
+        f"{comparison.rows} stored, {comparison.outside.tokens} outside"
     )
+    if not comparison.unjudged:
+        size += f": {base_text(comparison.outside)}"
     parts: list[RenderableType] = [
         Text(
             f"criteria against {question.baseline} · outside: {region(question)} · "
@@ -115,7 +118,7 @@ def comparison_text(comparison: Comparison) -> RenderableType:
         ),
         Text(size),
         _signs(comparison),
-        _pairs(comparison),
+        *([] if comparison.unjudged else [_pairs(comparison)]),
         _agreement(comparison),
         Text(_notes(comparison, tokens)),
     ]
@@ -123,10 +126,10 @@ def comparison_text(comparison: Comparison) -> RenderableType:
     return Group(*parts)
 
 
-def _row(each: Compared, baseline: str, corrected: float) -> dict[str, Any]:
-    """One criterion."""
+def _row(each: Compared, baseline: str, corrected: float, *, judged: bool) -> dict[str, Any]:
+    """One criterion; without ΔD what it decides is NaN."""
     contracting = each.contracting
-    return {
+    row = {
         "criterion": each.name,
         "baseline": baseline,
         "masked": sum(each.masked.values()),
@@ -134,13 +137,15 @@ def _row(each: Compared, baseline: str, corrected: float) -> dict[str, Any]:
         "weight_outside": each.weight.rate,
         **accuracy_values("outside", each.outside),
         **accuracy_values("disagreement", each.disagreement),
-        **pair_values(each.table),
+        **pair_values(each.table, judged=judged),
         "holm_p": corrected,
         "contracting_difference": contracting.difference,
         "contracting_difference_low": contracting.difference_ci95[0],
         "contracting_difference_high": contracting.difference_ci95[1],
         "contracting_sign_test_p": contracting.sign_test_p,
     }
+    unknown = () if judged else ("holm_p", *(name for name in row if name.startswith("contr")))
+    return row | dict.fromkeys(unknown, math.nan)
 
 
 def _signs(comparison: Comparison) -> RenderableType:
@@ -153,9 +158,15 @@ def _signs(comparison: Comparison) -> RenderableType:
         "\ninside",
         *(["\nD unknown"] if bare else []),
         "mean weight\noutside",
-        "sign of ΔD foretold\nof tokens outside",
-        "of those in disagreement\nwith the baseline",
-        "a constant\nguess there",
+        *(
+            [
+                "sign of ΔD foretold\nof tokens outside",
+                "of those in disagreement\nwith the baseline",
+                "a constant\nguess there",
+            ]
+            if not comparison.unjudged
+            else ["disagrees with\nthe baseline"]
+        ),
     )
     for each in comparison.criteria:
         places = [each.masked[place] for place in ("outside", "inside")]
@@ -165,9 +176,15 @@ def _signs(comparison: Comparison) -> RenderableType:
             *map(str, places),
             *([str(each.masked["without_vectors"])] if bare else []),
             number(each.weight.rate),
-            share_text(each.outside),
-            share_text(each.disagreement),
-            number(each.table.disagreement.constant_guess),
+            *(
+                [
+                    share_text(each.outside),
+                    share_text(each.disagreement),
+                    number(each.table.disagreement.constant_guess),
+                ]
+                if not comparison.unjudged
+                else [str(each.table.disagreement.tokens)]
+            ),
         )
     return found
 
@@ -234,7 +251,9 @@ def _notes(comparison: Comparison, tokens: int) -> str:
         bootstrap_text(comparison.bootstrap_seed),
         "Kept foretells ΔD ≤ 0, masked ΔD > 0. Holm p: over the criteria of this table.",
     ]
-    if comparison.question.protocol == OWN:
+    if comparison.unjudged:
+        words = [f"What a mask does is not judged: {comparison.unjudged}."]
+    elif comparison.question.protocol == OWN:
         words.append(
             "Under `own` a masked token has no update of its own, so no sign is judged: "
             "ask for `shared:` and an arm."

@@ -6,6 +6,7 @@ it, in files and in JSON alike.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -50,8 +51,12 @@ PAIR_COLUMNS: Final[dict[str, str]] = {
 """What a pair of criteria says about some tokens, and what it means."""
 
 
-def pair_values(table: RateTable) -> dict[str, Any]:
-    """The values of `PAIR_COLUMNS`."""
+WITHOUT_DELTA: Final = frozenset({"outside", "disagreement", "criterion_kept", "baseline_kept"})
+"""Of `PAIR_COLUMNS`, what needs no ΔD."""
+
+
+def pair_values(table: RateTable, *, judged: bool = True) -> dict[str, Any]:
+    """The values of `PAIR_COLUMNS`; NaN for what needs ΔD where that is not known."""
     row: list[Any] = []
     for base in (table.outside, table.disagreement):
         row += [base.tokens, base.increase_rate, base.constant_guess]
@@ -62,7 +67,10 @@ def pair_values(table: RateTable) -> dict[str, Any]:
     paired = table.paired
     row += [paired.seeds, paired.lower, paired.tied, paired.higher, paired.difference]
     row += [*paired.difference_ci95, paired.sign_test_p]
-    return dict(zip(PAIR_COLUMNS, row, strict=True))
+    return {
+        name: value if judged or name in WITHOUT_DELTA else math.nan
+        for name, value in zip(PAIR_COLUMNS, row, strict=True)
+    }
 
 
 def accuracy_columns(prefix: str, what: str) -> dict[str, str]:

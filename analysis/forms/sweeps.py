@@ -57,6 +57,7 @@ def sweep_object(sweep: Sweep) -> dict[str, Any]:
         over=sweep.over,
         points=[_row(sweep, point) for point in sweep.points],
         refused=sweep.refused,
+        unjudged=sweep.unjudged or None,
     )
     found.pop(sweep.over, None)
     return found
@@ -91,8 +92,10 @@ def sweep_text(sweep: Sweep) -> RenderableType:
     Returns
     -------
     RenderableType
-        For a rich console.
+        For a rich console; counts alone where there is no ΔD.
     """
+    if sweep.unjudged:
+        return _counts_text(sweep)
     found = grid(
         NAMES[sweep.over],
         "tokens\noutside",
@@ -143,12 +146,41 @@ def sweep_text(sweep: Sweep) -> RenderableType:
             number(table.disagreement.constant_guess),
             " / ".join(number(table.sign_accuracy(side)) for side in ("criterion", "baseline")),
         )
-    seeds = len(sweep.points[0].table.seeds)
     return Group(
-        Text(f"{sweep_title(sweep)} · {count(seeds, 'seed')}", style="bold"),
+        _heading(sweep),
         found,
         signs,
         Text(bootstrap_text(sweep.bootstrap_seed)),
+        *(Text(f"{name}: {why}") for name, why in sweep.refused.items()),
+    )
+
+
+def _heading(sweep: Sweep) -> Text:
+    """What was asked, of how many seeds."""
+    seeds = count(len(sweep.points[0].table.seeds), "seed")
+    return Text(f"{sweep_title(sweep)} · {seeds}", style="bold")
+
+
+def _counts_text(sweep: Sweep) -> RenderableType:
+    """Tokens outside and in disagreement, and who keeps them."""
+    found = grid(
+        NAMES[sweep.over],
+        "tokens\noutside",
+        "in dis-\nagreement",
+        "of these kept\nby the criterion",
+        "\nby the baseline",
+    )
+    for point in sweep.points:
+        table = point.table
+        found.add_row(
+            Text(point.value if isinstance(point.value, str) else f"{point.value:g}"),
+            *(str(base.tokens) for base in (table.outside, table.disagreement)),
+            *(str(side.kept) for side in (table.criterion, table.baseline)),
+        )
+    return Group(
+        _heading(sweep),
+        found,
+        Text(f"What a mask does is not judged: {sweep.unjudged}."),
         *(Text(f"{name}: {why}") for name, why in sweep.refused.items()),
     )
 
@@ -165,5 +197,5 @@ def _row(sweep: Sweep, point: Point) -> dict[str, Any]:
             for side in ("criterion", "baseline")
             for name, value in accuracy_values(side, point.accuracy[side]).items()
         },
-        **pair_values(point.table),
+        **pair_values(point.table, judged=not sweep.unjudged),
     }

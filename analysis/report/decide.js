@@ -63,20 +63,21 @@ class Judge {
       if (d_pre[i] > asked.threshold) {
         mark |= OUTSIDE;
         const seed = seeds[tokens.seedOf[i]];
-        const increase = delta[i] > 0;
+        /* Where there is no ΔD every count that it decides is NaN. */
+        const unknown = Number.isNaN(delta[i]);
+        const increase = unknown ? NaN : Number(delta[i] > 0);
         seed.outside += 1;
-        if (increase) seed.outsideIncrease += 1;
+        seed.outsideIncrease += increase;
         const oursMask = (mark & CRITERION_MASKS) !== 0;
         if (oursMask !== ((mark & BASELINE_MASKS) !== 0)) {
           mark |= DISAGREEMENT;
           seed.disagreement += 1;
-          if (increase) seed.disagreementIncrease += 1;
+          seed.disagreementIncrease += increase;
           const keeper = oursMask ? seed.baseline : seed.criterion;
           keeper.kept += 1;
-          if (increase) {
-            keeper.unsafe += 1;
-            mark |= oursMask ? BASELINE_UNSAFE : CRITERION_UNSAFE;
-          } else if (delta[i] < 0) keeper.contracting += 1;
+          keeper.unsafe += increase;
+          keeper.contracting += unknown ? NaN : Number(delta[i] < 0);
+          if (increase) mark |= oursMask ? BASELINE_UNSAFE : CRITERION_UNSAFE;
         }
       }
       flags[i] = mark;

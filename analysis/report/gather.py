@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from deltad.analysis.counting import Progress, checked_batches, columns_for
 from deltad.analysis.question import Resolved
 from deltad.direction import TAILS
-from deltad.dumps import VECTORS, batch_tokens, scalar_tokens
+from deltad.dumps import COLUMNS, READINGS, VECTORS, batch_tokens, scalar_tokens
 from deltad.masks import NONE, Criterion, CriterionError, Tokens
 from deltad.weights import WEIGHTS, Weight
 
@@ -117,7 +117,8 @@ def pre_divergences(
     """D before the update of every row that has vectors, shape (token,)."""
     found = [np.empty(0)]
     for seed in seeds:
-        for batch, metadata in checked_batches(dump, arm, seed, columns_for(), progress=progress):
+        columns = columns_for(post=False)
+        for batch, metadata in checked_batches(dump, arm, seed, columns, progress=progress):
             found.append(batch_tokens(batch, metadata).divergence(divergence))
     return np.concatenate(found)
 
@@ -153,9 +154,10 @@ def arm_rows(
     Returns
     -------
     dict of str to ndarray
-        Columns of equal length. D, Ḋ and ΔD are NaN where a row has no vectors.
+        Columns of equal length. D, Ḋ and ΔD are NaN where a row has no vectors; ΔD and the
+        policy after the update also where that was not read.
     """
-    columns = [*KEYS, "in_loss", *columns_for()]
+    columns = [*KEYS, "in_loss", *columns_for(post="post" in dump.readings(arm))]
     if main:
         present = dump.optional_columns(arm)
         columns += [name for name in ("token", "pre_entropy", "post_entropy") if name in present]
@@ -186,14 +188,19 @@ def _block(
     sets = [] if tokens is None else [(tokens, known)]
     block: Columns = {name: batch[name] for name in (*KEYS, "in_loss")}
     block["d_pre"] = _filled([(tokens, known)], lambda each: each.divergence(divergence))
-    after = batch_tokens(batch, metadata, post=True) if known.any() else None
+    unread = "post_logprob" not in batch.columns
+    after = batch_tokens(batch, metadata, post=True) if known.any() and not unread else None
     d_post = _filled([(after, known)], lambda each: each.divergence(divergence))
     block["delta_d"] = d_post - block["d_pre"]
     if not main:
         return block
     block["vectors"] = known
     copied = ("advantage", "behavior_logprob", "pre_logprob", "post_logprob", *VECTORS)
-    block.update({name: batch[name] for name in copied})
+    block.update({name: batch[name] for name in copied if name in batch.columns})
+    if unread:
+        for name in READINGS["post"]:
+            before = batch[COLUMNS[name].before or name]
+            block[name] = np.full(before.shape, np.nan, dtype=before.dtype)
     for name in ("token", "pre_entropy", "post_entropy"):
         if name in batch.columns:
             block[name] = batch[name]

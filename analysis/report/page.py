@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from deltad import __version__
 from deltad.analysis.export import without_nan
-from deltad.analysis.question import Question, QuestionError
+from deltad.analysis.question import Question, QuestionError, unjudged
 from deltad.masks import CriterionError
 
 from .payload import MAX_TOKENS, Payload, build_payload
@@ -105,7 +105,7 @@ def report(
     QuestionError, CriterionError
         The dump cannot answer the question, or has no such seed.
     """
-    resolved = (question or Question()).resolve(dump)
+    resolved = (question or Question()).resolve(dump, needs=("pre",))
     context = Context(dump, resolved, bootstrap_seed, progress=progress)
     viewer = _viewer(context, seeds, tokens)
     made = [*sections(context), viewer]
@@ -173,13 +173,13 @@ def _viewer(context: Context, seeds: Collection[int], tokens: int) -> Section:
         {"unit": escape(payload.header["unit"]), "precision": escape(_precision(payload))},
     )
     return Section(
-        "tokens", title, f"<p class=lead>{escape(_lead(payload, context.question))}</p>{html}"
+        "tokens", title, f"<p class=lead>{escape(_lead(payload, context))}</p>{html}"
     )
 
 
-def _lead(payload: Payload, question: Question) -> str:
+def _lead(payload: Payload, context: Context) -> str:
     """What the viewer holds."""
-    header = payload.header
+    header, question = payload.header, context.question
     shown, seeds = header["rows"], len(header["seeds"])
     words = f"{shown:,} of {header['stored']:,} stored tokens, {seeds} of {header['all_seeds']} "
     words += "seeds. " if header["all_seeds"] != 1 else "seed. "
@@ -192,6 +192,8 @@ def _lead(payload: Payload, question: Question) -> str:
             f"The protocol is `own`; what follows is counted under the update of one arm, "
             f"first {header['arm']}. "
         )
+    if without := unjudged(context.dump, [header["arm"]]):
+        words += f"ΔD and π after are unknown: {without}. "
     for arm, reason in header["left_out"].items():
         words += f"Arm {arm} is not here: {reason}. "
     return words.strip()

@@ -91,7 +91,7 @@ def build_payload(
     """
     if tokens < 1:
         raise QuestionError(f"`tokens` must be at least 1, got {tokens}")
-    resolved = (question or Question()).resolve(dump)
+    resolved = (question or Question()).resolve(dump, needs=("pre",))
     arm = resolved.criterion_arm
     chosen = chosen_seeds(dump, arm, seeds)
     floor, least_stored = stored_floor(dump, arm, chosen), None

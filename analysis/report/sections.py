@@ -180,6 +180,8 @@ def _swept(over: str, label: str) -> Part:
         from deltad.analysis import sweep
 
         swept = sweep(context.dump, context.question, over=over, **context.options)
+        if swept.unjudged:
+            return shown(swept)
         words = f"{label}; the numbers are in the table below"
         return figure_element(swept, name=f"by-{over}", label=words) + folded(swept, "Numbers")
 
@@ -191,6 +193,8 @@ def _comparison(context: Context) -> str:
     from deltad.analysis import compare
 
     compared = compare(context.dump, context.question, **context.options)
+    if compared.unjudged:
+        return shown(compared)
     label = "Agreement of criteria, and how often each foretells the sign of ΔD"
     return figure_element(compared, name="comparison", label=label) + folded(compared, "Numbers")
 

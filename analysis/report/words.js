@@ -53,7 +53,7 @@ function percent(p) {
 }
 
 function whole(count) {
-  return count.toLocaleString("en");
+  return Number.isNaN(count) ? DASH : count.toLocaleString("en");
 }
 
 function plural(count, noun) {

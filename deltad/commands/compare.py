@@ -75,9 +75,11 @@ def compare(
     from deltad import analysis
     from deltad.analysis.comparison import arms_of, comparable
     from deltad.analysis.condition_table import DEFAULT_BINS
+    from deltad.analysis.question import BOTH
 
     asked = names or ([question.criterion] if conditions else [])
-    rows = rows_of(dump, arms_of(comparable(dump, question, asked)[0]))
+    needs = BOTH if conditions else ("pre",)
+    rows = rows_of(dump, arms_of(comparable(dump, question, asked, needs=needs)[0]))
     result: Comparison | ConditionTable
     with progress_bar(rows, "rows", quiet=quiet) as bar:
         if conditions:
