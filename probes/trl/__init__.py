@@ -1,1 +1,8 @@
-"""Attach the probe and the masks to TRL's trainers."""
+"""Attach the update probe, and the masks as losses, to TRL's trainers.
+
+TRL itself is never imported here: the trainer is the user's.
+"""
+
+from .attach import TOP_K, Attached, attach
+
+__all__ = ["TOP_K", "Attached", "attach"]
