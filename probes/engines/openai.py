@@ -49,8 +49,9 @@ def read_openai(
         All ids of each text (`vocabulary_of`), for servers that return texts only.
     support
         `union` or `replaced-last`. By default completions are `union` (K or K + 1 entries). Chat
-        is `union` where some list lacks the sampled token, or none can have lost an entry; else
-        `replaced-last`, as vLLM does it: sampled token first, then the top K − 1.
+        of a vLLM (it says so in `system_fingerprint`) is `replaced-last`: the sampled token
+        first, then the top K − 1. Chat of others is `union` where some list lacks the sampled
+        token, or none can have lost an entry, else `replaced-last`, which claims less.
     start
         With `echo`, the token at which the response begins; by default the first that the
         prompt does not hold (`token_ids`, or else `usage.prompt_tokens`).
@@ -115,7 +116,7 @@ class _Reader:
                               request=name)  # fmt: skip
         if logprobs.get("content") is not None:
             tokens, lists = self._chat(logprobs["content"], name)
-            support = self.support or _chat_support(tokens, lists)
+            support = self.support or _chat_support(body, tokens, lists)
         else:
             tokens, lists = self._completion(logprobs, name)
             first = self._first(body, tokens, token_ids, name)
@@ -279,8 +280,12 @@ class _Reader:
         return [whole(self.engine, token, f"`{what}`", name, at) for at, token in enumerate(value)]
 
 
-def _chat_support(tokens: Sequence[Entry], lists: Sequence[list[Entry] | None]) -> SupportRule:
+def _chat_support(
+    body: Mapping[str, Any], tokens: Sequence[Entry], lists: Sequence[list[Entry] | None]
+) -> SupportRule:
     """Whether the sampled token may stand in the place of the K-th."""
+    if str(body.get("system_fingerprint", "")).startswith("vllm"):
+        return "replaced-last"
     may_replace = False
     for token, entries in zip(tokens, lists, strict=True):
         if not entries:

@@ -15,7 +15,7 @@ Vocabulary = Mapping[str, Sequence[int]]
 
 
 def vocabulary_of(decode: Callable[[list[int]], str], size: int) -> dict[str, list[int]]:
-    """Say which ids have which text.
+    r"""Say which ids have which text.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ def vocabulary_of(decode: Callable[[list[int]], str], size: int) -> dict[str, li
     --------
     Single bytes of a longer character all decode to U+FFFD:
 
-    >>> vocabulary_of(lambda ids: "ab\\ufffd\\ufffd"[ids[0]], 4)
+    >>> vocabulary_of(lambda ids: "ab\ufffd\ufffd"[ids[0]], 4)
     {'a': [0], 'b': [1], '�': [2, 3]}
     """
     found: dict[str, list[int]] = {}
