@@ -1,0 +1,134 @@
+"""An agent loop that asks the rollout server for μ's top-K.
+
+verl's servers give the sampled token's log-prob alone while they generate, but K of them for each
+token of a *prompt*. So prompt and response are sent once more, as a prompt, to the same server.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from uuid import uuid4
+
+import torch
+from torch import Tensor
+from verl.experimental.agent_loop.agent_loop import register
+from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+
+from ..errors import ProbeError
+from .fields import TOPK_IDS, TOPK_LOGPROBS
+from .settings import Settings
+
+NAME: Final = "deltad_rescored"
+"""For `actor_rollout_ref.rollout.agent.default_agent_loop`, or a sample's `agent_name`."""
+
+
+@register(NAME)
+class RescoredAgentLoop(SingleTurnAgentLoop):  # type: ignore[misc]  # verl has no types
+    """verl's single turn, and then the behaviour policy's top-K at each of its tokens.
+
+    The numbers come from a prefill of the same weights, the sampled ones from decoding: they
+    differ by the engine's own rounding, which the dump's metadata says (`topk_source`).
+
+    Raises
+    ------
+    ProbeError
+        A distillation, whose teacher uses the same fields of the batch; a temperature other than
+        1, at which servers do not score prompts; or a server that does not give K log-probs.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._top_k = Settings.from_environment().topk
+        distillation = self.config.get("distillation")
+        if distillation is not None and distillation.get("enabled"):
+            raise ProbeError(
+                f"{NAME} puts the top-K where a distillation puts its teacher's: set "
+                "distillation.enabled=False or use another agent loop"
+            )
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
+        """Generate, and score what was generated.
+
+        Parameters
+        ----------
+        sampling_params : dict
+            verl's, of the generation.
+        **kwargs
+            The sample.
+
+        Returns
+        -------
+        AgentLoopOutput
+            As verl's loop makes it, with `teacher_ids` and `teacher_logprobs` (token, topk): at
+            each token of prompt and response the distribution of the next one.
+        """
+        temperature = sampling_params.get("temperature", 1.0)
+        output = await super().run(dict(sampling_params), **kwargs)
+        if temperature != 1.0:
+            # verl validates greedily with the same loop, and needs no top-K there.
+            if temperature == 0.0 or kwargs.get("validate"):
+                return output
+            raise ProbeError(
+                f"{NAME} needs actor_rollout_ref.rollout.temperature=1, got {temperature:g}: the "
+                "server scores prompts at temperature 1"
+            )
+        sequence = [*output.prompt_ids, *output.response_ids]
+        scored = await self.server_manager.generate(
+            request_id=uuid4().hex,
+            prompt_ids=sequence,
+            sampling_params={
+                "max_tokens": 1,
+                "temperature": 1.0,
+                "prompt_logprobs": self._top_k,
+                "detokenize": False,
+            },
+        )
+        ids, logprobs = topk_of(scored.extra_fields, len(sequence), self._top_k)
+        output.extra_fields[TOPK_IDS] = ids
+        output.extra_fields[TOPK_LOGPROBS] = logprobs
+        return output
+
+
+def topk_of(extra_fields: dict[str, Any], length: int, top_k: int) -> tuple[Tensor, Tensor]:
+    """From what a server's answer carries to tensors.
+
+    Parameters
+    ----------
+    extra_fields : dict
+        Of verl's `TokenOutput`: `prompt_ids` and `prompt_logprobs`, a list of K for each token.
+    length : int
+        Tokens that were sent.
+    top_k : int
+        K.
+
+    Returns
+    -------
+    tuple of Tensor, shape (token, topk)
+        Ids (int32; −1 where the server gave none) and log-probs in nats (float32).
+
+    Raises
+    ------
+    ProbeError
+        The lists are not there, or not of this shape.
+    """
+    ids, logprobs = extra_fields.get("prompt_ids"), extra_fields.get("prompt_logprobs")
+    if ids is None or logprobs is None:
+        raise ProbeError(
+            "the rollout server gave no prompt log-probs: verl's vLLM and SGLang servers do, with "
+            f"at least {top_k} allowed (vLLM: engine_kwargs.vllm.max_logprobs)"
+        )
+    shapes = {len(ids), len(logprobs)} != {length} or any(
+        len(row) != top_k for rows in (ids, logprobs) for row in rows
+    )
+    if shapes:
+        raise ProbeError(
+            f"the rollout server's prompt log-probs must be {length} lists of {top_k}, got "
+            f"{len(ids)} lists of ids and {len(logprobs)} of log-probs"
+        )
+    missing = torch.tensor([[each is None for each in row] for row in ids])
+    found = torch.tensor([[each or 0 for each in row] for row in ids], dtype=torch.int32)
+    values = torch.tensor(
+        [[torch.nan if each is None else each for each in row] for row in logprobs],
+        dtype=torch.float32,
+    )
+    return found.masked_fill(missing, -1), values
