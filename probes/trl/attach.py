@@ -15,15 +15,13 @@ from transformers import TrainerCallback
 
 from deltad.dumps.writer import Existing
 from deltad.masks import DEFAULT_THRESHOLD
+from deltad.probes.errors import ProbeError
+from deltad.probes.microbatch import MicroBatch
+from deltad.probes.monitor import ACTUAL
+from deltad.probes.probe import UpdateProbe
+from deltad.probes.rows import Rows
 from deltad.steps import StepQuestion
 
-from ..errors import ProbeError
-from ..head import Head
-from ..microbatch import MicroBatch
-from ..monitor import ACTUAL
-from ..probe import UpdateProbe
-from ..rows import Rows
-from ..unwrap import unwrap_model
 from . import checks
 from .batch import KNOWN, ROW, BehaviorRows, loss_mask, without_ours
 from .describe import describe
@@ -435,7 +433,7 @@ class Attached:
                 self._loss.put_into(current.inputs, logps, current.batch, current.mask)
             )
         elif logps.requires_grad and self._wants_rows:
-            logps.register_hook(_in_loss(current))
+            logps.register_hook(_in_loss(current))  # type: ignore[no-untyped-call]
         return result
 
     def _record(self, arm: str, rows: Rows) -> None:
@@ -469,7 +467,7 @@ class Attached:
         )
 
 
-class _Events(TrainerCallback):  # type: ignore[misc]
+class _Events(TrainerCallback):
     """Hands the trainer's events on; the trainer calls callbacks with neither batch nor trainer."""
 
     def __init__(self, attached: Attached) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..behavior import ResponseTokens
+from deltad.probes.behavior import ResponseTokens
 
 ROW: Final = "deltad_row"
 """Key of a generation batch: a number of each completion, which TRL shuffles with the rest."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ProbeError
+from deltad.probes.errors import ProbeError
 
 MARK: Final = "_deltad_attached"
 """Attribute of a trainer that the probe is attached to."""
@@ -48,9 +48,14 @@ def check_trainer(trainer: Any) -> None:
         raise ProbeError(
             "DeepSpeed makes its step within backward, where no optimizer hook fires: use DDP"
         )
+    if getattr(trainer, "is_fsdp_enabled", False):
+        raise ProbeError(
+            "TRL under FSDP is not supported, since it could not be tried: use DDP, or a loop of "
+            "your own with UpdateProbe, which knows fully_shard"
+        )
     if not 0 < trainer.temperature < math.inf:
         raise ProbeError(
-            f"args.temperature must be positive, got {trainer.temperature}: the policy is read at it"
+            f"args.temperature must be positive, got {trainer.temperature}: log-probs are at it"
         )
 
 

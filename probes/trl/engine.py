@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ProbeError
+from deltad.probes.errors import ProbeError
+
 from .batch import loss_mask
 
 

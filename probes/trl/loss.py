@@ -23,13 +23,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from deltad.losses import TopKLogprobs, trust_region_loss
+from deltad.losses import PolicyLoss, TopKLogprobs, trust_region_loss
 from deltad.losses.metrics import Metric
 from deltad.masks import DEFAULT_THRESHOLD
+from deltad.probes.errors import ProbeError
+from deltad.probes.microbatch import MicroBatch
 from deltad.weights import weight
-
-from ..errors import ProbeError
-from ..microbatch import MicroBatch
 
 LOSS_TYPES: Final = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 """Losses of TRL that are −ρ Â a token where no clip is reached."""
@@ -140,7 +139,7 @@ class MaskedLoss:
 
     def _judge(
         self, policy: Tensor, behavior: Tensor, advantage: Tensor, topk: TopKLogprobs
-    ) -> Any:
+    ) -> PolicyLoss:
         """Weights of tokens, of shape (1, row)."""
         return trust_region_loss(
             policy,

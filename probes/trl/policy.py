@@ -9,15 +9,16 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from ..behavior import ResponseTokens
-from ..forward import Forward
-from ..head import Head
-from ..microbatch import MicroBatch
-from ..random_state import RandomState
-from ..readout import full_precision
-from ..replay import own_buffers
-from ..unwrap import unwrap_model
-from ..watch import Watcher
+from deltad.probes.behavior import ResponseTokens
+from deltad.probes.forward import Forward
+from deltad.probes.head import Head
+from deltad.probes.microbatch import MicroBatch
+from deltad.probes.random_state import RandomState
+from deltad.probes.readout import full_precision
+from deltad.probes.replay import own_buffers
+from deltad.probes.unwrap import unwrap_model
+from deltad.probes.watch import Watcher
+
 from .batch import joined_ids, loss_mask
 
 _LOGITS_AT_ONCE: Final = 1 << 25  # 128 MB in float32
@@ -66,7 +67,7 @@ class PolicyAsBehavior:
         self._score = score
         self._surroundings = surroundings
         self._top_k = top_k
-        self._reading = {
+        self._reading: dict[str, Any] = {
             "temperature": temperature,
             "token_chunk": token_chunk,
             "vocab_chunk": vocab_chunk,
@@ -149,11 +150,13 @@ class PolicyAsBehavior:
         width = min(self._top_k, self._head.vocab_size)
         found = []
         with full_precision(hidden.device):
-            for part in hidden.split(max(1, _LOGITS_AT_ONCE // self._head.vocab_size)):
+            for part in torch.split(hidden, max(1, _LOGITS_AT_ONCE // self._head.vocab_size)):
                 logits = nn.functional.linear(
                     part.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
                 )
-                # Scale and softcap keep the order; temperature too.
+                for inner, outer in self._head.low_rank(part):
+                    logits += nn.functional.linear(inner.to(dtype), outer.to(dtype))
+                # Softcap and temperature keep the order.
                 found.append((logits * self._head.scale).topk(width, dim=1).indices)
         return torch.cat(found)
 

@@ -11,10 +11,9 @@ import pyarrow.parquet as pq
 from deltad.dumps import Metadata, part_numbers
 from deltad.dumps.layout import part_path
 from deltad.dumps.writer import Existing
-
-from ..errors import ProbeError
-from ..recorder import Recorder
-from ..rows import Rows
+from deltad.probes.errors import ProbeError
+from deltad.probes.recorder import Recorder
+from deltad.probes.rows import Rows
 
 
 class RunRecorder:

@@ -128,3 +128,80 @@ def logs(made: Any) -> list[dict[str, Any]]:
 def weights(made: Any) -> dict[str, torch.Tensor]:
     """Copies of all parameters."""
     return {name: each.detach().clone() for name, each in made.model.named_parameters()}
+
+
+class Witness:
+    """What a trainer did, seen beside the probe: weights around each step, and its batches.
+
+    Attributes
+    ----------
+    before, after : dict of step to state dict
+        Weights.
+    gradients : dict of step to dict
+        Right before the optimizer's step.
+    batches : dict of step to list
+        What the loss was computed of, in order; copies.
+    """
+
+    def __init__(self, made: Any) -> None:
+        from transformers import TrainerCallback
+
+        self.before: dict[int, Any] = {}
+        self.after: dict[int, Any] = {}
+        self.gradients: dict[int, Any] = {}
+        self.batches: dict[int, list[Any]] = {}
+        witness = self
+
+        class Seen(TrainerCallback):  # type: ignore[misc]
+            def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                witness.before[state.global_step] = weights(made)
+
+            def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                witness.gradients[state.global_step] = {
+                    name: each.grad.clone()
+                    for name, each in made.model.named_parameters()
+                    if each.grad is not None
+                }
+
+            def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                witness.after[state.global_step - 1] = weights(made)
+
+        made.add_callback(Seen())
+        inner = made._compute_loss
+
+        def seen(policy: Any, inputs: Any) -> Any:
+            if made.model.training:
+                self.batches.setdefault(made.state.global_step, []).append(
+                    {
+                        name: each.clone() if isinstance(each, torch.Tensor) else each
+                        for name, each in inputs.items()
+                    }
+                )
+            return inner(policy, inputs)
+
+        made._compute_loss = seen
+
+
+def logprobs(state: dict[str, Any], inputs: dict[str, Any], *, temperature: float) -> Any:
+    """log π over the vocabulary at the completion tokens, (B, T, V): a forward of our own."""
+    policy = model()
+    policy.load_state_dict(state, strict=False)
+    policy.eval()
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+    attended = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+    with torch.no_grad():
+        logits = policy(input_ids=ids, attention_mask=attended, use_cache=False).logits
+    first = inputs["prompt_ids"].shape[1] - 1
+    return (logits[:, first:-1].double() / temperature).log_softmax(-1)
+
+
+def rows(run: Path | str) -> Any:
+    """All rows of a dump, in the order in which they were written."""
+    import pandas as pd
+    import pyarrow.parquet as pq
+
+    parts = sorted(
+        Path(run).glob("arm=*/seed=*/part-*.parquet"),
+        key=lambda part: [int(number) for number in part.stem.split("-")[1:]],
+    )
+    return pd.concat([pq.ParquetFile(part).read().to_pandas() for part in parts])
