@@ -61,7 +61,8 @@ class Clip:
 
     def held(self, judged: Judged, ratio: Tensor) -> Tensor:
         """The objective of a token that is not let pass, its bound times Â."""
-        bound = torch.where(judged.positive, 1 + self.high, 1 - self.low)
+        # Tensors, not numbers: `where` of two numbers would round them to float32.
+        bound = torch.where(judged.positive, torch.full_like(ratio, 1 + self.high), 1 - self.low)
         bound = torch.where(self.beyond(judged, ratio), self.dual, bound)
         held: Tensor = bound * judged.tokens.advantage
         return held

@@ -69,7 +69,7 @@ def measure(
         low, high = threshold
         count = usable.sum().to(weight.dtype)
         distance = judged.divergence(divergence)
-        outside = distance > torch.where(judged.positive, high, low)
+        outside = distance > torch.where(judged.positive, torch.full_like(distance, high), low)
         masked = weight <= 0
         pi, mu = tokens.policy_logprob.exp(), tokens.behavior_logprob.exp()
         found: dict[str, Tensor] = {

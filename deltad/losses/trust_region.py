@@ -165,7 +165,7 @@ def trust_region_loss(
     >>> result.keep.tolist(), round(result.loss.item(), 6), log_pi.grad.tolist()
     ([[True, False]], 0.5, [[0.5, 0.0]])
     """
-    _check_shapes(logprob, behavior_logprob, response_mask)
+    _check_shapes(logprob, behavior_logprob, response_mask, topk, full or {})
     advantage = _a_token("advantage", advantage, logprob)
     if ratio_cap is not None and not ratio_cap > 0:
         raise ValueError(f"`ratio_cap` must be positive or None, got {ratio_cap}")
@@ -234,11 +234,22 @@ def trust_region_loss(
     )
 
 
-def _check_shapes(logprob: Tensor, behavior_logprob: Tensor, response_mask: Tensor) -> None:
+def _check_shapes(
+    logprob: Tensor,
+    behavior_logprob: Tensor,
+    response_mask: Tensor,
+    topk: TopKLogprobs | None,
+    full: Mapping[str, tuple[Tensor, Tensor]],
+) -> None:
     """Refuse what is not (batch, token) of full precision."""
     if logprob.ndim != 2:
         raise ValueError(f"`logprob` must be of shape (batch, token), got {tuple(logprob.shape)}")
-    for name, tensor in (("behavior_logprob", behavior_logprob), ("response_mask", response_mask)):
+    others = {"behavior_logprob": behavior_logprob, "response_mask": response_mask}
+    if topk is not None:
+        others["topk.token_ids"] = topk.token_ids
+    for name, pair in full.items():
+        others |= {f"full[{name!r}][{at}]": part for at, part in enumerate(pair)}
+    for name, tensor in others.items():
         if tensor.shape != logprob.shape:
             raise ValueError(
                 f"`{name}` must have the shape of `logprob`, {tuple(logprob.shape)}, "
