@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from deltad.commands import compare, dumps, power, rates, recipes
+from deltad.commands import compare, dumps, imports, power, rates, recipes
 from deltad.commands.doctor import doctor
 from deltad.commands.ladder import ladder
 from deltad.commands.report import report
@@ -137,3 +137,4 @@ app.add_typer(
     help="Record a dump of real updates by a recipe: RUN, then the recipe's fields as options.",
 )
 app.command()(recipes.reproduce)
+app.command("import")(imports.import_)
