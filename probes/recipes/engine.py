@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from deltad.probes.behavior import ResponseTokens
+
 from .batch import Minibatch
 from .hub import quiet_transformers
 from .recipe import ENGINES, Recipe, RecipeError
@@ -59,7 +60,10 @@ class RolloutEngine(Protocol):
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What the dump's `behavior` says of it, at least `version`, `precision` and `seeds`."""
+        """What the dump's `behavior` says of it.
+
+        At least `version`, `precision`, `logprobs_mode` and `seeds`, what one seed covers.
+        """
 
     def generate(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]
@@ -154,7 +158,6 @@ def behavior_facts(engine: RolloutEngine, recipe: Recipe) -> dict[str, Any]:
         "engine": recipe.engine,
         "temperature": recipe.temperature,
         "support": "union",
-        "logprobs_mode": "processed_logprobs",
         "top_p": 1.0,
         "top_k": -1,
         "staleness": "the policy moved by the earlier minibatches of the rollout batch",

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from deltad.probes.engines import EngineResponse
+from deltad.probes.engines.ctranslate2 import read_ctranslate2
 
 from .cache import cached_folder
 from .engine import Sampling, saved_weights, weights_hash
@@ -69,7 +68,7 @@ class CTranslate2Engine:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """Version, precision and what a seed covers."""
+        """Version, precision, kind of log-probs and what a seed covers."""
         import ctranslate2
 
         return {
@@ -77,6 +76,7 @@ class CTranslate2Engine:
             "precision": {"int8": "int8 weights and activations, float32 between them"}.get(
                 self.precision, self.precision
             ),
+            "logprobs_mode": "tempered_logprobs",
             "seeds": "one for each batch of requests",
         }
 
@@ -101,40 +101,18 @@ class CTranslate2Engine:
             include_prompt_in_result=False,
             return_logits_vocab=True,
         )
-        return [
-            self._response(prompt, result) for prompt, result in zip(prompts, results, strict=True)
-        ]
-
-    def reset(self) -> None:
-        """Nothing to forget: each call opens the model anew."""
-
-    def _response(self, prompt: Sequence[int], result: Any) -> EngineResponse:
-        """Turn the logits of each step into log-probs at the sampling temperature."""
-        ids = np.asarray(result.sequences_ids[0], dtype=np.int64)
-        # Where prompts differ in length, the steps that force the longer ones come first.
-        steps = result.logits[0][-len(ids) :]
-        logits = np.stack([np.asarray(step, dtype=np.float64).reshape(-1) for step in steps])
-        logits /= self.sampling.temperature
-        highest = logits.max(axis=1, keepdims=True)
-        logprobs = logits - highest
-        logprobs -= np.log(np.exp(logprobs).sum(axis=1, keepdims=True))
-        best = np.argsort(-logprobs, axis=1, kind="stable")[:, : self.sampling.top_k]
-        return EngineResponse(
-            engine="ctranslate2",
-            token_ids=ids,
-            logprobs=np.take_along_axis(logprobs, ids[:, None], axis=1)[:, 0],
-            topk_ids=best,
-            topk_logprobs=np.take_along_axis(logprobs, best, axis=1),
-            mode="processed",
+        return read_ctranslate2(
+            results,
+            prompts,
             temperature=self.sampling.temperature,
             top_p=1.0,
             top_k=-1,
-            min_p=0.0,
-            support="union",
-            missing=(),
-            prompt_ids=np.asarray(prompt, dtype=np.int64),
-            texts=None,
+            include_prompt=False,
+            listed=self.sampling.top_k,
         )
+
+    def reset(self) -> None:
+        """Nothing to forget: each call opens the model anew."""
 
 
 class _Ids:

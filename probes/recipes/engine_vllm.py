@@ -92,12 +92,13 @@ class VllmEngine:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """Version, precision and what a seed covers."""
+        """Version, precision, kind of log-probs and what a seed covers."""
         import vllm
 
         return {
             "version": vllm.__version__,
             "precision": self._precision,
+            "logprobs_mode": "processed_logprobs",
             "seeds": "one for each request",
         }
 

@@ -73,7 +73,7 @@ def test_responses_end_at_a_stop_and_are_handed_out_whole(
         assert len(ids) == 6 or ids[-1] in STOP
         lengths.add(len(ids))
         assert response.topk_ids.shape == (len(ids), 5)
-        assert (response.mode, response.temperature) == ("processed", 0.7)
+        assert (response.mode, response.temperature) == ("tempered", 0.7)
     assert {1, 6} <= lengths
 
 
@@ -155,7 +155,7 @@ def test_recorded_dump_is_in_order_and_names_its_engine(run: Path) -> None:
     behavior = Dump.open(run).metadata("none").behavior
     assert behavior["engine"] == "ctranslate2"
     assert behavior["precision"].startswith("int8")
-    assert behavior["logprobs_mode"] == "processed_logprobs"
+    assert behavior["logprobs_mode"] == "tempered_logprobs"
     assert behavior["support"] == "union"
     assert behavior["seeds"] == "one for each batch of requests"
     assert behavior["version"].count(".") == 2
