@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .errors import ProbeError
 from .replay import Call
+from .sharded.tensors import like, whole
 
 _PLAIN_INPUTS = ("input_ids", "attention_mask", "position_ids")
 
@@ -115,6 +116,7 @@ def again(
             return None
         wanted = torch.zeros(1, dtype=torch.long) if columns is None else columns
         few = hidden.index_select(hidden.ndim - 2, wanted.to(hidden.device))
+        few = like(few, args[0] if args else next(iter(kwargs.values())))
         return ((few, *args[1:]), kwargs) if args else ((few,), {})
 
     def note(module: nn.Module, args: tuple[Any, ...], logits: Any) -> None:
@@ -182,12 +184,14 @@ def body_output(output: Any, *, graph: bool = False) -> Tensor:
         raise ProbeError(
             f"the model's body returned {type(hidden).__name__}, which holds no hidden states"
         )
-    return hidden if graph else hidden.detach()
+    found: Tensor = whole(hidden)
+    return found if graph else found.detach()
 
 
 def head_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Hidden states among the arguments of a head."""
+    """Hidden states among the arguments of a head, all of them."""
     value = args[0] if args else next(iter(kwargs.values()))
     if not isinstance(value, Tensor):
         raise ProbeError(f"the head got {type(value).__name__}, expected hidden states")
-    return value
+    found: Tensor = whole(value)
+    return found

@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .adapter import base_of, low_rank
 from .errors import ProbeError
 from .readout import Readout, readout
+from .sharded.tensors import local_rows, whole
+from .sharded.vocab import VocabShard
 
 # Names in the configs of transformers; each lists the fields that hold the number.
 _SOFTCAPS = ("final_logit_softcapping", "logits_soft_cap", "softcap")
@@ -23,19 +26,23 @@ class Head:
     Attributes
     ----------
     module : nn.Module
-        Has `weight` (vocab, hidden) and perhaps `bias`; read anew at each readout.
+        Has `weight` (vocab, hidden) and perhaps `bias`, and perhaps PEFT's LoRA around them; read
+        anew at each readout.
     vocab_size : int
         Rows of the head, equal to what the config says.
     scale : float
         The model multiplies its logits by it.
     softcap : float or None
         The model then bounds its logits by it.
+    group : ProcessGroup or None
+        Ranks that each hold the rows of some ids, where the head is tensor-parallel.
     """
 
     module: nn.Module
     vocab_size: int
     scale: float = 1.0
     softcap: float | None = None
+    group: Any = None
 
     @classmethod
     def of(
@@ -46,6 +53,7 @@ class Head:
         vocab_size: int | None = None,
         scale: float | None = None,
         softcap: float | None = None,
+        group: Any = None,
     ) -> Head:
         """Find the head of a model and read its transform from the config.
 
@@ -55,6 +63,8 @@ class Head:
             A causal LM of transformers, or any module where `head` and `vocab_size` are given.
         head, vocab_size, scale, softcap
             Override what the model says.
+        group : ProcessGroup, optional
+            As above.
 
         Returns
         -------
@@ -74,11 +84,6 @@ class Head:
                 f"{type(model).__name__} names no output head by get_output_embeddings(): give "
                 "the module that makes the logits as `head`"
             )
-        if hasattr(head, "base_layer"):
-            raise ProbeError(
-                "the head carries an adapter, so its weight is not what makes the logits: leave "
-                "the head out of the adapter's target modules"
-            )
         config = _text_config(model)
         if vocab_size is None:
             vocab_size = getattr(config, "vocab_size", None)
@@ -92,8 +97,9 @@ class Head:
             int(vocab_size),
             _scale(config) if scale is None else scale,
             _softcap(config) if softcap is None else softcap,
+            group,
         )
-        rows = found.weight.shape[0]
+        rows = found.all_rows()
         if rows != found.vocab_size:
             raise ProbeError(
                 f"the head has {rows} rows and the vocabulary {found.vocab_size} ids, so it is "
@@ -104,25 +110,54 @@ class Head:
 
     @property
     def weight(self) -> Tensor:
-        """W, shape (vocab, hidden)."""
-        weight = getattr(self.module, "weight", None)
-        if (
-            not isinstance(weight, Tensor)
-            or weight.ndim != 2
-            or not weight.is_floating_point()
-            or hasattr(weight, "device_mesh")
-        ):
-            raise ProbeError(
-                f"the head ({type(self.module).__name__}) must have a plain floating-point "
-                "`weight` of shape (vocab, hidden); quantized and sharded heads are not supported"
-            )
-        return weight
+        """Rows of W that this rank holds, shape (vocab, hidden); all but in a sharded head."""
+        return local_rows(self._weight())
 
     @property
     def bias(self) -> Tensor | None:
-        """The bias b, shape (vocab,)."""
-        bias: Tensor | None = getattr(self.module, "bias", None)
-        return bias
+        """The bias b of those rows, shape (vocab,)."""
+        bias: Tensor | None = getattr(base_of(self.module), "bias", None)
+        return None if bias is None else local_rows(bias)
+
+    def all_rows(self) -> int:
+        """Rows of the whole head; a collective where only the ranks together know them."""
+        weight = self._weight()
+        rows = weight.shape[0]  # of a DTensor the shape is that of the whole
+        if hasattr(weight, "device_mesh") or self.group is None or rows == self.vocab_size:
+            return int(rows)
+        return VocabShard.of(rows, self.group, weight.device).total
+
+    def shard(self) -> VocabShard | None:
+        """Which rows this rank holds; None where it holds all. A collective of the group."""
+        rows = self.weight.shape[0]
+        if self.group is None and not self._replicated():
+            raise ProbeError(
+                "the head is sharded over ranks and was not gathered: give the model to "
+                "UpdateProbe, which does"
+            )
+        if self.group is None or (rows == self.vocab_size and self._replicated()):
+            return None
+        return VocabShard.of(rows, self.group, self.weight.device)
+
+    def low_rank(self, hidden: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """What adapters of the head add to the logits; see `adapter.low_rank`."""
+        return low_rank(self.module, hidden)
+
+    def _weight(self) -> Tensor:
+        """W as the module holds it."""
+        module = base_of(self.module)
+        weight = getattr(module, "weight", None)
+        if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
+            raise ProbeError(
+                f"the head ({type(module).__name__}) must have a plain floating-point `weight` "
+                "of shape (vocab, hidden); quantized heads are not supported"
+            )
+        return weight
+
+    def _replicated(self) -> bool:
+        """Whether every rank of the group holds all rows."""
+        placements = getattr(self._weight(), "placements", ())
+        return not any(placement.is_shard() for placement in placements)
 
     def read(
         self,
@@ -133,7 +168,11 @@ class Head:
         token_chunk: int,
         vocab_chunk: int,
     ) -> Readout:
-        """Read the policy from hidden states; see `readout`."""
+        """Read the policy from hidden states; see `readout`.
+
+        Where the head is tensor-parallel all its ranks call this together.
+        """
+        shard = self.shard()
         return readout(
             hidden,
             self.weight,
@@ -144,7 +183,31 @@ class Head:
             temperature=temperature,
             token_chunk=token_chunk,
             vocab_chunk=vocab_chunk,
+            low_rank=self.low_rank(hidden),
+            shard=shard,
         )
+
+    def own_logits(self, logits: Tensor, rows: Tensor) -> Tensor:
+        """Logits that the model gave at some positions, over all ids.
+
+        Parameters
+        ----------
+        logits : Tensor, shape (…, vocab)
+            The model's output, perhaps this rank's ids only.
+        rows : Tensor of int, shape (token,)
+            Positions, counted along the flattened leading axes.
+
+        Returns
+        -------
+        Tensor, shape (token, vocab)
+            Of the whole vocabulary; a collective where the logits are sharded.
+        """
+        logits = whole(logits)
+        found = logits.reshape(-1, logits.shape[-1])[rows]
+        shard = self.shard()
+        if shard is None or found.shape[1] == self.vocab_size:
+            return found
+        return shard.gather(found)
 
     def check_against(
         self,

@@ -20,6 +20,7 @@ from .behavior import ResponseTokens
 from .errors import ProbeError
 from .forward import Forward
 from .head import Head
+from .places import Places
 from .readout import Readout
 from .rows import Rows as Rows
 from .rows import at_rows, behavior_columns, entry_or_scalar, policy_columns, to_numpy
@@ -44,9 +45,7 @@ class MicroBatch:
         self._b, self._j = tokens.where()
         self._ids = torch.empty(0)
         self._full: Tensor | None = None
-        self._index = torch.empty(0)
-        self._positions = 0
-        self._width = 0
+        self._places: Places | None = None
         self._vocab_size = 0
 
     @property
@@ -179,12 +178,10 @@ class MicroBatch:
         )
         self._ids = torch.cat([topk, ids[:, None]], 1).long()
         self._full = self._checked_full(vocab_size)
-        grid = _kept_positions(forward, batch, length, b.device)
-        self._positions, self._width = grid.numel(), grid.shape[-1]
-        back = torch.full((batch * length,), -1, dtype=torch.long, device=b.device)
-        back[grid.reshape(-1)] = torch.arange(grid.numel(), device=b.device)
-        self._index = back[b * length + j - 1]
-        low = (self._index < 0).nonzero()
+        places = self._places = Places.of(
+            forward, b, j - 1, batch=batch, length=length, device=b.device
+        )
+        low = (places.index < 0).nonzero()
         if low.numel():
             row = int(low[0])
             raise ProbeError(
@@ -194,15 +191,14 @@ class MicroBatch:
 
     def select(self, hidden: Tensor) -> Tensor:
         """Hidden states of the rows, shape (row, hidden)."""
-        flat = hidden.reshape(-1, hidden.shape[-1])
-        if self.size and flat.shape[0] != self._positions:
-            raise ProbeError(
-                f"the forward gave hidden states at {flat.shape[0]} positions, expected "
-                f"{self._positions} for `response_mask` of shape "
-                f"{tuple(self.tokens.response_mask.shape)}: the model drops or adds positions "
-                "that the probe does not know of"
-            )
-        return flat.index_select(0, self._index.to(hidden.device))
+        return self.places.select(hidden)
+
+    @property
+    def places(self) -> Places:
+        """Where the rows are in the hidden states, known once the training forward has come."""
+        if self._places is None:
+            raise ProbeError("the rows' places are known once the training forward has been made")
+        return self._places
 
     def ids(self, rows: Tensor) -> Tensor:
         """Ids of some rows, the sampled token's last, shape (row, K + 1); −1 is padding."""
@@ -235,19 +231,7 @@ class MicroBatch:
         ProbeError
             The forward's hidden states have another shape than was to be expected.
         """
-        if batch_rows is None:
-            return self.select(hidden)[rows.to(hidden.device)]
-        flat = hidden.reshape(-1, hidden.shape[-1])
-        expected = len(batch_rows) * self._width
-        whole = self.tokens.response_mask.shape[0] * self._width
-        if flat.shape[0] != expected or self._positions != whole:
-            raise ProbeError(
-                f"a forward of {len(batch_rows)} rows gave hidden states at {flat.shape[0]} "
-                f"positions, expected {expected}"
-            )
-        index = self._index.cpu()[rows.cpu()]
-        place = torch.searchsorted(batch_rows, index // self._width)
-        return flat.index_select(0, (place * self._width + index % self._width).to(flat.device))
+        return self.places.select_of(hidden, rows, batch_rows)
 
     def read(self, hidden: Tensor, head: Head, **options: Any) -> Readout:
         """Read the policy at the rows from hidden states of the whole forward."""
@@ -258,6 +242,12 @@ class MicroBatch:
                 read, full=self._read_full(self._full, selected, head, options)
             )
         return read
+
+    def read_nothing(self) -> Readout:
+        """Readout of no rows."""
+        none = torch.empty(0, dtype=torch.float64)
+        full = {} if self._full is None else {family: (none, none) for family in DIVERGENCES}
+        return Readout(none, none.new_empty(0, self.tokens.top_k + 1), none, none, full)
 
     def _read_full(
         self, behavior: Tensor, selected: Tensor, head: Head, options: Mapping[str, Any]
@@ -283,11 +273,6 @@ class MicroBatch:
         whole = {family: torch.cat(parts, 1) for family, parts in found.items()}
         return {family: (each[0], each[1]) for family, each in whole.items()}
 
-    def columns(self, most: int = 4) -> Tensor:
-        """Choose a few columns of the head's input that hold rows."""
-        columns: Tensor = torch.unique(self._index % self._width)
-        return columns[:most]
-
     def check_logits(
         self,
         logits: Tensor,
@@ -299,16 +284,9 @@ class MicroBatch:
         dtypes: set[torch.dtype],
     ) -> None:
         """Hold a readout against the model's own logits, at these columns or at all."""
-        index = self._index.to(logits.device)
-        rows = torch.arange(index.numel(), device=logits.device)
-        if columns is not None:
-            columns = columns.to(logits.device)
-            at = torch.full((self._width,), -1, dtype=torch.long, device=logits.device)
-            at[columns] = torch.arange(columns.numel(), device=logits.device)
-            rows = (at[index % self._width] >= 0).nonzero()[:, 0]
-            index = index[rows] // self._width * columns.numel() + at[index[rows] % self._width]
+        rows, index = self.places.among(columns, logits.device)
         head.check_against(
-            logits.reshape(-1, logits.shape[-1])[index],
+            head.own_logits(logits, index),
             read.logprobs.to(logits.device)[rows],
             self._ids.to(logits.device)[rows],
             temperature=temperature,
@@ -401,19 +379,3 @@ class MicroBatch:
     def _place(self, row: int) -> str:
         """Where a row lies in the micro-batch."""
         return f"response token at row {int(self._b[row])}, position {int(self._j[row])}"
-
-
-def _kept_positions(forward: Forward, batch: int, length: int, device: torch.device) -> Tensor:
-    """Position b · L + j of each hidden state, in the shape that they have without their axis."""
-    grid = torch.arange(batch * length, device=device).view(batch, length)
-    if not forward.from_head:
-        return grid
-    kept: Any = forward.call.argument("logits_to_keep")
-    if kept is None:
-        kept = forward.call.argument("num_logits_to_keep")
-    if isinstance(kept, Tensor):
-        kept = kept.to(device)
-        if kept.ndim == 1:
-            return grid[:, kept]
-        return grid[kept] if kept.dtype == torch.bool else grid.gather(1, kept.long())
-    return grid if kept is None else grid[:, -int(kept) :]

@@ -18,6 +18,8 @@ from .head import Head
 from .ladder import Ladder
 from .microbatch import MicroBatch, Rows
 from .reading import PolicyReader, Pre
+from .recorder import Recorder
+from .sharded.sharding import Sharding
 from .unwrap import unwrap_model, unwrap_optimizer
 from .watch import Watcher
 
@@ -57,6 +59,9 @@ class UpdateProbe:
     head, vocab_size, scale, softcap
         Override what the model says of its output head (module, ids, factor and bound of the
         logits).
+    tp_group : ProcessGroup, optional
+        Ranks that work on the same batch and hold the head's rows of some ids each, where their
+        weights are plain tensors (Megatron); found for DTensors.
     token_chunk, vocab_chunk : int
         Size of the largest block of logits that the probe makes.
     ladder : Ladder, optional
@@ -98,15 +103,27 @@ class UpdateProbe:
         vocab_size: int | None = None,
         scale: float | None = None,
         softcap: float | None = None,
+        tp_group: Any = None,
         token_chunk: int = 512,
         vocab_chunk: int = 4096,
         ladder: Ladder | None = None,
     ) -> None:
         outer, self.model = unwrap_model(model)
+        self._sharding = Sharding.of(self.model, tp_group)
+        if ladder is not None and self._sharding.joint:
+            raise ProbeError(
+                "the ladder differentiates the whole model at other weights, which one rank of a "
+                "sharded model does not have: leave `ladder` out, or use DistributedDataParallel"
+            )
         self.optimizer, found = unwrap_optimizer(optimizer, self.model)
         self.scaler = found if scaler is None else scaler
         self.head = Head.of(
-            self.model, head=head, vocab_size=vocab_size, scale=scale, softcap=softcap
+            self.model,
+            head=head,
+            vocab_size=vocab_size,
+            scale=scale,
+            softcap=softcap,
+            group=self._sharding.replicas,
         )
         self.record = record
         self.temperature = temperature
@@ -120,6 +137,7 @@ class UpdateProbe:
         self._reader = PolicyReader(
             self.head,
             self._watcher,
+            self._sharding,
             pre=pre,
             temperature=temperature,
             token_chunk=token_chunk,
@@ -138,6 +156,9 @@ class UpdateProbe:
                 token_chunk=token_chunk,
             )
         )
+        self._part = self._sharding.part()
+        if isinstance(record, Recorder) and self._part is not None:
+            record.settle(self._part)
         self._pending: list[MicroBatch] = []
         self._awaited: MicroBatch | None = None
         self._handles: list[RemovableHandle] = []
@@ -309,7 +330,7 @@ class UpdateProbe:
                 "torch.compile'd function around it, was?)"
             )
         pending, self._pending = self._pending, []
-        full = [batch for batch in pending if batch.size]
+        full = [batch for batch in pending if batch.size or self._sharding.joint]
         done = [
             batch.complete(self._reader.after(batch, batch.forward))
             for batch in full
@@ -321,8 +342,16 @@ class UpdateProbe:
         for batch in full:
             batch.forward = None
         self.step += 1
+        if self._part is None or self._part.writes:
+            self._hand_over(done)
+
+    def _hand_over(self, done: list[Rows]) -> None:
+        """Give the rows of a step to `record`; a rank without any has a file of none."""
+        if self._part is not None and isinstance(self.record, Recorder):
+            self.record.writer(self.arm)
         for rows in done:
-            self.record(self.arm, rows)
+            if len(rows["step"]):
+                self.record(self.arm, rows)
 
     def _step_of_scaler(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Stand around `scaler.step`: the optimizer's hooks do not fire in a skipped step."""

@@ -13,6 +13,7 @@ from .forward import Forward, again, own_logits
 from .head import Head
 from .microbatch import MicroBatch
 from .readout import Readout
+from .sharded.sharding import Sharding
 from .watch import Watcher
 
 T = TypeVar("T")
@@ -32,6 +33,8 @@ class PolicyReader:
         Of the model.
     watcher : Watcher
         Is paused while the model is called again.
+    sharding : Sharding
+        Which ranks must do the same.
     pre : {"auto", "training", "matching"}
         As asked for.
     temperature : float
@@ -49,6 +52,7 @@ class PolicyReader:
         self,
         head: Head,
         watcher: Watcher,
+        sharding: Sharding,
         *,
         pre: Pre,
         temperature: float,
@@ -71,6 +75,7 @@ class PolicyReader:
             )
         self._head = head
         self._watcher = watcher
+        self._sharding = sharding
         self._pre: Pre = "matching" if watcher.compiled else pre
         self._reading = {
             "temperature": temperature,
@@ -82,11 +87,12 @@ class PolicyReader:
         self._unproved_after = True
         self._exact: bool | None = None
         self._hidden_dtype: torch.dtype | None = None
+        self._head_dtype: torch.dtype | None = None
 
     @property
     def metadata(self) -> dict[str, Any]:
         """See `UpdateProbe.readout_metadata`."""
-        hidden, weight = self._hidden_dtype, self._head.weight.dtype
+        hidden, weight = self._hidden_dtype, self._head_dtype or self._head.weight.dtype
         return {
             "hidden_dtype": None if hidden is None else str(hidden).removeprefix("torch."),
             "head_dtype": str(weight).removeprefix("torch."),
@@ -98,27 +104,36 @@ class PolicyReader:
         }
 
     def before(self, batch: MicroBatch, forward: Forward) -> Readout:
-        """Read *pre* right after the training forward: from it, or from a matching one."""
-        if not batch.size:
-            return self._read_nothing(batch)
-        if self._verified is None:
-            return self._read_first(batch, forward)
-        if self._pre == "training" and forward.hidden is not None:
-            return batch.read(forward.hidden, self._head, **self._reading)
-        return self._read_again(batch, forward)[1]
+        """Read *pre* right after the training forward: from it, or from a matching one.
+
+        Where ranks make forwards together, one without response tokens makes them too.
+        """
+        if not (batch.size or self._sharding.joint):
+            return batch.read_nothing()
+        with self._sharding.visit():
+            if self._verified is None:
+                # Until some rank has tokens, nothing is proved.
+                if not self._sharding.any(batch.size > 0):
+                    return batch.read_nothing()
+                return self._read_first(batch, forward)
+            if self._pre == "training" and forward.hidden is not None:
+                return self._read_hidden(batch, forward.hidden)
+            return self._read_again(batch, forward)[1]
 
     def after(self, batch: MicroBatch, forward: Forward) -> Readout:
         """Read *post*, after the step."""
-        # Once after a step too: what an adapter on the head adds may begin at zero.
-        _, read = self._read_again(batch, forward, verify=self._unproved_after)
-        self._unproved_after = False
-        return read
+        with self._sharding.visit(stale=True):
+            # Once after a step too: what an adapter on the head adds may begin at zero.
+            _, read = self._read_again(batch, forward, verify=self._unproved_after)
+            self._unproved_after = False
+            return read
 
     def read(self, batch: MicroBatch) -> Readout:
         """Read the policy with the weights as they are now, as *post* is read."""
         if batch.forward is None:
             raise ProbeError("the micro-batch's training forward is gone")
-        return self._read_again(batch, batch.forward)[1]
+        with self._sharding.visit(stale=True):
+            return self._read_again(batch, batch.forward)[1]
 
     def undisturbed(self, function: Callable[[], T]) -> T:
         """Call a function whose forwards are the probe's own."""
@@ -131,7 +146,8 @@ class PolicyReader:
         if self._pre != "matching" and trained is not None:
             asked, self._pre = self._pre, "training"
             hidden, read = self._read_again(batch, forward, verify=True)
-            if _same_bits(batch.select(trained), batch.select(hidden)):
+            same = _same_bits(batch.select(trained), batch.select(hidden))
+            if self._sharding.all(same):
                 self._exact = True
                 return read
             if asked == "training":
@@ -144,16 +160,18 @@ class PolicyReader:
         hidden, read = self._read_again(batch, forward, verify=True)
         with self._watcher.paused():
             once_more = again(forward, self._head.module, grad=False).hidden
-        self._exact = _same_bits(batch.select(hidden), batch.select(once_more))
+        same = _same_bits(batch.select(hidden), batch.select(once_more))
+        self._exact = self._sharding.all(same)
         return read
 
     def _read_again(
         self, batch: MicroBatch, forward: Forward, *, verify: bool = False
     ) -> tuple[Tensor, Readout]:
         """Make a forward again and read it; with `verify` hold it against the model's logits."""
-        columns = batch.columns() if verify and forward.shortens else None
+        columns = batch.places.columns() if verify and batch.size and forward.shortens else None
         grad = forward.call.grad and self._pre == "training"
         with self._watcher.paused():
+            self._sharding.gather_around(forward.call.module)
             made = again(forward, self._head.module, grad=grad, columns=columns)
             logits = None
             if verify:
@@ -161,11 +179,11 @@ class PolicyReader:
                 logits = _logits(made.output) if forward.from_head else own_logits(model, forward)
         hidden = made.hidden
         self._hidden_dtype = hidden.dtype
-        read = batch.read(hidden, self._head, **self._reading)
+        read = self._read_hidden(batch, hidden)
         # Policies that are not finite are refused with their place by the micro-batch.
-        if verify and bool(read.logsumexp.isfinite().all()):
+        if verify and self._sharding.all(bool(read.logsumexp.isfinite().all())):
             self._verified = logits is not None
-            if logits is not None:
+            if logits is not None and batch.size:
                 dtypes = made.dtypes | {hidden.dtype, logits.dtype, self._head.weight.dtype}
                 dtypes |= {dtype for _, enabled, dtype in forward.call.autocast if enabled}
                 batch.check_logits(
@@ -173,10 +191,11 @@ class PolicyReader:
                 )
         return hidden, read
 
-    def _read_nothing(self, batch: MicroBatch) -> Readout:
-        """Read a micro-batch without response tokens."""
-        weight = self._head.weight
-        return batch.read(weight.new_empty(0, weight.shape[1]), self._head, **self._reading)
+    def _read_hidden(self, batch: MicroBatch, hidden: Tensor) -> Readout:
+        """Read the rows from hidden states of a whole forward, with all of the head."""
+        self._sharding.gather(self._head.module)
+        self._head_dtype = self._head.weight.dtype
+        return batch.read(hidden, self._head, **self._reading)
 
 
 def _logits(output: Any) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .errors import ProbeError
+from .sharded.vocab import VocabShard
 
 # A z this far below the maximum has weight 0 in float64; it keeps 0 · −∞ out of the entropy.
 _FLOOR = -1e4
@@ -53,13 +54,16 @@ def readout(
     temperature: float = 1.0,
     token_chunk: int = 512,
     vocab_chunk: int = 4096,
+    low_rank: Sequence[tuple[Tensor, Tensor]] = (),
+    shard: VocabShard | None = None,
 ) -> Readout:
     r"""Log-probs at given ids, logsumexp, entropy and collision of softmax(z / T).
 
     .. math:: z = c \tanh\!\big(s\,(W h + b) / c\big), \qquad
               \log\pi_j = z_j / T - \log \textstyle\sum_i \exp(z_i / T)
 
-    with s = `scale`, c = `softcap` (without it z = s (W h + b)) and T = `temperature`.
+    with s = `scale`, c = `softcap` (without it z = s (W h + b)) and T = `temperature`. With
+    `low_rank` pairs (x, B) the logits gain B x before s.
 
     Parameters
     ----------
@@ -79,6 +83,11 @@ def readout(
         T > 0.
     token_chunk, vocab_chunk : int
         Sides of a tile; no more than two tiles of logits exist at a time.
+    low_rank : sequence of (Tensor, Tensor)
+        x of shape (token, rank) and B of shape (vocab, rank) of each adapter of the head.
+    shard : VocabShard, optional
+        `head_weight`, `bias` and each B hold the rows of some ids only, and the other ranks of
+        its group the rest; all of them call this together, with the same hidden states and ids.
 
     Returns
     -------
@@ -109,9 +118,12 @@ def readout(
     >>> [round(p, 6) for p in r.logprobs.exp()[0].tolist()], round(r.collision.item(), 6)
     ([0.25, 0.75], 0.625)
     """
-    _check(hidden, head_weight, ids, bias, softcap, temperature, token_chunk, vocab_chunk)
+    rows_of_all = head_weight.shape[0] if shard is None else shard.total
+    _check(hidden, head_weight, ids, rows_of_all, bias)
+    _check_positive(softcap, temperature, token_chunk, vocab_chunk)
     dtype = torch.promote_types(torch.promote_types(hidden.dtype, head_weight.dtype), torch.float32)
     tokens, vocab = hidden.shape[0], head_weight.shape[0]
+    offset = 0 if shard is None else shard.first
     sums = _Sums(tokens, ids, hidden.device)
     sides = min(token_chunk, tokens) * min(vocab_chunk, vocab)
     logits, weights = (torch.empty(sides, dtype=dtype, device=hidden.device) for _ in range(2))
@@ -123,6 +135,10 @@ def readout(
                 shape = (part.stop - start, rows.shape[0])
                 tile = logits[: shape[0] * shape[1]].view(shape)
                 torch.mm(hidden[part].to(dtype), rows.t(), out=tile)
+                for low, high in low_rank:
+                    tile.addmm_(
+                        low[part].to(dtype), high[first : first + vocab_chunk].to(dtype).t()
+                    )
                 if bias is not None:
                     tile += bias[first : first + vocab_chunk].to(dtype)
                 if scale != 1.0:
@@ -131,7 +147,9 @@ def readout(
                     tile.div_(softcap).tanh_().mul_(softcap)
                 if temperature != 1.0:
                     tile /= temperature
-                sums.add(part, first, tile, weights[: tile.numel()].view(shape))
+                sums.add(part, offset + first, tile, weights[: tile.numel()].view(shape))
+    if shard is not None:
+        sums.take(shard)
     return sums.result()
 
 
@@ -168,6 +186,12 @@ class _Sums:
         )
         self.top[part] = top
 
+    def take(self, shard: VocabShard) -> None:
+        """Add up what the ranks found, each among its own ids."""
+        self.top, self.total, self.squares, self.weighted, self.picked = shard.combine(
+            self.top, self.total, self.squares, self.weighted, self.picked
+        )
+
     def result(self) -> Readout:
         """Normalize."""
         log_total = self.total.log()
@@ -201,13 +225,10 @@ def _check(
     hidden: Tensor,
     head_weight: Tensor,
     ids: Tensor,
+    rows: int,
     bias: Tensor | None,
-    softcap: float | None,
-    temperature: float,
-    token_chunk: int,
-    vocab_chunk: int,
 ) -> None:
-    """Refuse what cannot be read."""
+    """Refuse shapes that do not match, and ids that the head has no row for."""
     if hidden.ndim != 2 or head_weight.ndim != 2 or hidden.shape[1] != head_weight.shape[1]:
         raise ProbeError(
             "`hidden` (token, hidden) and `head_weight` (vocab, hidden) must agree in their last "
@@ -218,15 +239,18 @@ def _check(
             f"`ids` must have shape ({hidden.shape[0]}, id), a row for each hidden state; "
             f"got {tuple(ids.shape)}"
         )
-    if ids.numel() and int(ids.max()) >= head_weight.shape[0]:
-        raise ProbeError(
-            f"`ids` must be below {head_weight.shape[0]}, the rows of the head; "
-            f"got {int(ids.max())}"
-        )
+    if ids.numel() and int(ids.max()) >= rows:
+        raise ProbeError(f"`ids` must be below {rows}, the rows of the head; got {int(ids.max())}")
     if bias is not None and bias.shape != head_weight.shape[:1]:
         raise ProbeError(
             f"`bias` must have shape ({head_weight.shape[0]},), got {tuple(bias.shape)}"
         )
+
+
+def _check_positive(
+    softcap: float | None, temperature: float, token_chunk: int, vocab_chunk: int
+) -> None:
+    """Refuse options that must be positive and are not."""
     for name, value in (
         ("temperature", temperature),
         ("token_chunk", token_chunk),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -10,6 +11,7 @@ from typing import Any, Self
 from deltad.dumps import DumpWriter, Metadata
 
 from .microbatch import Rows
+from .sharded.part import Part
 
 
 class Recorder:
@@ -28,8 +30,10 @@ class Recorder:
     metadata_for : callable
         Gives the metadata of an arm, when its first rows come; by then
         `UpdateProbe.readout_metadata` is complete.
-    rank : int
-        Of this process.
+    rank, ranks : int, optional
+        Of this process among those that write, and their number. By default what the probe that
+        records says of its model, else the rank and size of torch.distributed's default group;
+        without one the only rank, 0.
     **options
         For `DumpWriter`: `rows_per_group`, `rows_per_part`, `existing`, `discard_on_error`.
 
@@ -44,15 +48,22 @@ class Recorder:
         *,
         seed: int,
         metadata_for: Callable[[str], Metadata],
-        rank: int = 0,
+        rank: int | None = None,
+        ranks: int | None = None,
         **options: Any,
     ) -> None:
         self.writers: dict[str, DumpWriter] = {}
         self._run = run
         self._seed = seed
         self._rank = rank
+        self._ranks = ranks
+        self._part: Part | None = None
         self._metadata_for = metadata_for
         self._options: dict[str, Any] = {"discard_on_error": True, **options}
+
+    def settle(self, part: Part) -> None:
+        """Take the place that the probe found for this process, where none was given."""
+        self._part = part
 
     def __call__(self, arm: str, rows: Rows) -> None:
         """Append the rows of one micro-batch."""
@@ -61,15 +72,26 @@ class Recorder:
     def writer(self, arm: str) -> DumpWriter:
         """Open the writer of an arm, or get it; also for an arm of which no row may come."""
         if arm not in self.writers:
+            metadata = self._metadata_for(arm)
+            rank, ranks = self._place()
+            if ranks is not None and metadata.ranks is None:
+                metadata = dataclasses.replace(metadata, ranks=ranks)
             self.writers[arm] = DumpWriter(
                 self._run,
                 arm=arm,
                 seed=self._seed,
-                metadata=self._metadata_for(arm),
-                rank=self._rank,
+                metadata=metadata,
+                rank=rank,
                 **self._options,
             )
         return self.writers[arm]
+
+    def _place(self) -> tuple[int, int | None]:
+        """Rank of this process, and the number of ranks where it is known."""
+        if self._rank is not None:
+            return self._rank, self._ranks
+        part = self._part or Part.of_process()
+        return (0, self._ranks) if part is None else (part.rank, part.ranks)
 
     def close(self) -> None:
         """Complete all files."""

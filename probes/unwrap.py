@@ -16,10 +16,6 @@ _REFUSED = {
         "FSDP1 keeps the weights flat and sharded, and a forward beside the training step "
         "corrupts them; use DistributedDataParallel or one device"
     ),
-    "FSDPModule": (
-        "fully_shard (FSDP2) is not supported yet: a forward after the step leaves the weights "
-        "unsharded; use DistributedDataParallel or one device"
-    ),
     "DeepSpeedEngine": "DeepSpeed steps inside backward, where no optimizer hook fires",
 }
 
@@ -57,11 +53,6 @@ def unwrap_model(model: nn.Module) -> tuple[nn.Module, nn.Module]:
     for part in model.modules():
         _refuse(part)
     for name, parameter in model.named_parameters():
-        if hasattr(parameter, "device_mesh"):
-            raise ProbeError(
-                f"parameter {name} is a DTensor: sharded and tensor-parallel models are not "
-                "supported yet"
-            )
         if parameter.is_meta:
             raise ProbeError(f"parameter {name} is on the meta device and has no values")
     return (model if outer is None else outer), model

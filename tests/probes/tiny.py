@@ -9,16 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GraniteConfig,
-    GraniteForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 from deltad.probes import ResponseTokens
 
@@ -44,21 +34,24 @@ SIZES: dict[str, Any] = {
 
 def tiny(family: str = "llama", *, seed: int = 0, **options: Any) -> Any:
     """A causal LM of transformers in train mode, a few thousand parameters."""
+    import transformers  # takes seconds, which processes that build none need not wait for
+
     torch.manual_seed(seed)
     sizes = {**SIZES, "attn_implementation": "sdpa", **options}
     model: Any
     if family == "llama":
-        model = LlamaForCausalLM(LlamaConfig(**{"tie_word_embeddings": False, **sizes}))
+        untied = {"tie_word_embeddings": False}
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**untied, **sizes}))
     elif family == "qwen3":
         tied = {"tie_word_embeddings": True, "head_dim": 8}
-        model = Qwen3ForCausalLM(Qwen3Config(**{**tied, **sizes}))
+        model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**{**tied, **sizes}))
     elif family == "gemma2":
         capped = {"head_dim": 8, "final_logit_softcapping": 3.0, "query_pre_attn_scalar": 8}
         sizes["attn_implementation"] = "eager"  # its attention has a softcap too
-        model = Gemma2ForCausalLM(Gemma2Config(**{**capped, **sizes}))
+        model = transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**{**capped, **sizes}))
     else:
         scaled = {"logits_scaling": 0.25, "residual_multiplier": 0.7}
-        model = GraniteForCausalLM(GraniteConfig(**{**scaled, **sizes}))
+        model = transformers.GraniteForCausalLM(transformers.GraniteConfig(**{**scaled, **sizes}))
     return model.train()
 
 

@@ -1,0 +1,93 @@
+"""Models under fully_shard on two ranks."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from tests.probes.tiny import Sink, tiny
+
+from .small import small
+from .training import Trained, batches_of, compare, sgd, train
+
+
+def sharded(model: Any, *, layers: bool = True, head: bool = False, **options: Any) -> Trained:
+    if layers:
+        for layer in model.model.layers:
+            fully_shard(layer, **options)
+    if head:
+        fully_shard(model.lm_head, **options)
+    fully_shard(model, **options)
+
+    @contextmanager
+    def accumulating(last: bool) -> Any:
+        model.set_requires_gradient_sync(last)
+        yield
+
+    return Trained(model, sgd(model), accumulating)
+
+
+def by_layers(out: Path) -> None:
+    compare(sharded)
+
+
+def tied_head(out: Path) -> None:
+    compare(sharded, build=partial(small, tied=True))
+
+
+def of_transformers(out: Path) -> None:
+    for family in ("llama", "qwen3", "gemma2"):
+        compare(partial(sharded, head=family == "llama"), build=partial(_doubled, family))
+
+
+def _doubled(family: str) -> Any:
+    return tiny(family).double()
+
+
+def accumulation(out: Path) -> None:
+    compare(sharded, micro=3)
+
+
+def gathered_through_backward(out: Path) -> None:
+    compare(partial(sharded, reshard_after_forward=False), micro=2)
+
+
+def resharded_everywhere(out: Path) -> None:
+    compare(partial(sharded, head=True, reshard_after_forward=True), micro=2)
+
+
+def no_tokens_on_one_rank(out: Path) -> None:
+    for empty in (0, 1):
+        compare(sharded, empty=empty, micro=2)
+
+
+def checkpointing_and_dropout(out: Path) -> None:
+    # The reference's generator sees other draws.
+    from tests.probes.training import build
+
+    compare(sharded, build=partial(build, "llama", checkpointing=False), dump=False)
+
+
+def mixed_precision(out: Path) -> None:
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    probe = compare(
+        partial(sharded, mp_policy=policy), build=partial(small, dtype=torch.float32), dump=False
+    )
+    assert probe.readout_metadata["head_dtype"] == "bfloat16"
+    assert probe.readout_metadata["hidden_dtype"] == "bfloat16"
+    assert probe.readout_metadata["accumulation"] == "float32"
+
+
+def nothing_stays_gathered(out: Path) -> None:
+    trained = sharded(small())
+    mine = batches_of(small(), distributed.get_rank())
+    train(trained, mine, Sink())
+    for name, each in trained.model.named_parameters():
+        assert hasattr(each, "device_mesh"), name
+        assert each.grad is None, name
