@@ -75,11 +75,10 @@ def nothing_changes(each: Pair) -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def the_dump_is_in_order(each: Pair) -> None:
+def the_dump_is_in_order(run: Path) -> None:
     """`deltad check` finds nothing."""
-    dump = Dump.open(each.run)
-    assert dump.arms == ("actual",)
-    assert list(check_dump(each.run)) == []
+    assert Dump.open(run).arms == ("actual",)
+    assert check_dump(run, strict=False) == []
 
 
 def on_policy_steps_have_no_divergence(each: Pair, steps: tuple[int, ...]) -> None:

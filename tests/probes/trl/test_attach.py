@@ -38,7 +38,7 @@ def test_rows_are_those_of_a_forward_of_our_own(stale: laws.Pair) -> None:
 
 
 def test_the_dump_is_in_order_and_says_what_it_is_of(stale: laws.Pair) -> None:
-    laws.the_dump_is_in_order(stale)
+    laws.the_dump_is_in_order(stale.run)
     metadata = Dump.open(stale.run).metadata("actual")
     assert (metadata.top_k, metadata.vocab_size, metadata.temperature) == (20, 64, 0.7)
     assert metadata.behavior["source"].startswith("the policy")

@@ -124,7 +124,7 @@ def test_the_engine_samples_and_trl_trains_as_without_the_probe(colocate: Any) -
 
 def test_rows_hold_what_the_engine_said(colocate: Any) -> None:
     found, (_, probed) = colocate
-    laws.the_dump_is_in_order(found)
+    laws.the_dump_is_in_order(found.run)
     laws.a_stale_step_begins_where_the_last_ended(found, 0)
     rows = found.rows
     assert found.attached.unscored_tokens > 0

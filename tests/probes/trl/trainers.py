@@ -49,6 +49,14 @@ def model(**options: Any) -> Any:
     return Qwen3ForCausalLM(Qwen3Config(**{**sizes, **options}))
 
 
+def ending() -> Any:
+    """The model with an end of sequence that comes now and then."""
+    made = model(tie_word_embeddings=False)
+    with torch.no_grad():
+        made.lm_head.weight[1] = 1.5 * made.lm_head.weight.mean(0) + 0.1
+    return made
+
+
 def dataset(rows: int = 32) -> Any:
     """Prompts of unequal length."""
     from datasets import Dataset
