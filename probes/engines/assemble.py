@@ -11,7 +11,8 @@ from typing import Any, Final, TypedDict
 import numpy as np
 
 from .errors import EngineError
-from .response import EngineResponse, Field, Missing, Mode, Reason, SupportRule
+from .missing import Field, Missing, Mode, Reason, SupportRule
+from .response import EngineResponse
 
 SENTINEL: Final = -9999.0
 """What OpenAI-compatible servers write for −∞ and NaN, which JSON lacks; llama.cpp writes the

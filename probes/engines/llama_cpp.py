@@ -8,8 +8,9 @@ from typing import Any
 
 from .assemble import Position, Sampling, assemble, brief, whole
 from .errors import EngineError
+from .missing import Mode
 from .openai import read_openai
-from .response import EngineResponse, Mode
+from .response import EngineResponse
 from .text_lists import Entry, position_of
 from .texts import Vocabulary
 

@@ -9,7 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from .assemble import Sampling
 from .errors import EngineError
-from .response import EngineResponse, Missing
+from .missing import Missing
+from .response import EngineResponse
 
 DEFAULT_TOP_K: Final = 20
 """K of the paper, where the engine gives all of the vocabulary and none was asked for."""

@@ -7,7 +7,8 @@ from typing import Any
 
 from .assemble import Position, Sampling, assemble, brief, logprob_or_reason, whole
 from .errors import EngineError
-from .response import EngineResponse, Missing, Mode, SupportRule
+from .missing import Missing, Mode, SupportRule
+from .response import EngineResponse
 from .text_lists import Entry, position_of, width_of
 from .texts import Vocabulary
 

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from .assemble import Position, Sampling, assemble, brief, whole
 from .errors import EngineError
-from .response import EngineResponse, Missing, Mode
+from .missing import Missing, Mode
+from .response import EngineResponse
 
 _ENGINE = "prime-rl"
 

@@ -6,66 +6,14 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from deltad.support import ROUNDED_LOGITS_TOLERANCE
-
+from .checks import check, sampled_entries
 from .errors import EngineError
-
-Mode = Literal["raw", "tempered", "processed", "unknown"]
-"""What the engine had done to the logits: nothing; divided them by the temperature; that and cut
-them by top-p, top-k or min-p; or it is not known."""
-
-SupportRule = Literal["union", "replaced-last"]
-"""Whether the list is the top-K, or the sampled token has taken the place of the K-th."""
-
-Field = Literal["token_id", "logprob", "topk"]
-"""What is missing: a sampled token's id, its log-prob, or an entry of its list."""
-
-Reason = Literal[
-    "null", "nan", "minus-infinity", "sentinel", "truncated", "ambiguous-text", "unknown-text",
-    "collision", "no-ids", "cut-off", "not-returned",
-]  # fmt: skip
-"""Why something is missing.
-
-`null`: JSON null, Python None. `nan`: not a number. `minus-infinity`: −∞ for a token that was
-sampled. `sentinel`: a number that stands for "none", as −9999. `truncated`: −∞ in the list, an id
-that top-p, top-k or min-p had cut; its probability is 0. `ambiguous-text`: several ids have this
-text. `unknown-text`: no id has it. `collision`: two ids of a list had one text, and the engine
-kept one of them. `no-ids`: text alone was returned. `cut-off`: the response ends before its
-log-probs should. `not-returned`: the engine gave no list here, or a shorter one.
-"""
-
-AGREEMENT_TOLERANCE: Final = 1e-4
-"""Nats by which the sampled token's entry in the list may differ from its own log-prob."""
-
-
-@dataclass(frozen=True)
-class Missing:
-    """Something that the engine did not say, and why.
-
-    Attributes
-    ----------
-    position : int or None
-        Token within the response, from 0; None where it concerns every token.
-    field : str
-        `token_id`, `logprob` or `topk`.
-    reason : str
-        One of `Reason`.
-    count : int
-        Entries concerned.
-    detail : str
-        The value that came, or the texts concerned.
-    """
-
-    position: int | None
-    field: Field
-    reason: Reason
-    count: int = 1
-    detail: str = ""
+from .missing import Missing, Mode, SupportRule
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +98,7 @@ class EngineResponse:
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, _array(self, name, value, dtype))
-        _check(self)
+        check(self)
 
     def __len__(self) -> int:
         """Tokens of the response."""
@@ -168,7 +116,7 @@ class EngineResponse:
         list holds all that truncation left.
         """
         mass = np.exp(np.where(self.topk_ids >= 0, self.topk_logprobs, -np.inf)).sum(axis=1)
-        alone = ~_sampled_entries(self).any(axis=1) & ~np.isnan(self.logprobs)
+        alone = ~sampled_entries(self).any(axis=1) & ~np.isnan(self.logprobs)
         return np.asarray(mass + np.where(alone, np.exp(np.nan_to_num(self.logprobs)), 0.0))
 
     def cut(self, top_k: int) -> EngineResponse:
@@ -297,125 +245,3 @@ def _array(
         ) from error  # fmt: skip
     array.flags.writeable = False
     return array
-
-
-def _sampled_entries(response: EngineResponse) -> NDArray[np.bool_]:
-    """Where the lists hold the sampled token, shape (token, K)."""
-    ids = response.topk_ids
-    return np.asarray((ids >= 0) & (ids == response.token_ids[:, None]))
-
-
-def _check(response: EngineResponse) -> None:
-    """Refuse what no engine can mean."""
-
-    def refuse(bad: NDArray[np.bool_], reason: str, *values: NDArray[Any]) -> None:
-        """Raise for the first position where `bad` holds; `{}` in `reason` takes its values."""
-        rows = bad.reshape(len(bad), -1).any(axis=1)
-        if not rows.any():
-            return
-        position = int(rows.argmax())
-        slot = int(bad[position].argmax()) if bad.ndim == 2 else None
-        said = [v[position] if slot is None or v.ndim == 1 else v[position, slot] for v in values]
-        raise EngineError(
-            response.engine,
-            reason.format(*(f"{v:.6g}" if isinstance(v, np.floating) else v for v in said)),
-            request=response.request,
-            position=position,
-        )
-
-    _check_shapes(response)
-    ids, logprobs, missing = response.topk_ids, response.topk_logprobs, response.missing
-    refuse(response.token_ids < -1, "a token id must be at least 0, got {}", response.token_ids)
-    refuse(ids < -1, "a listed id must be at least 0 (−1 pads), got {}", ids)
-    for field, gaps in (
-        ("token_id", response.token_ids == -1),
-        ("logprob", np.isnan(response.logprobs)),
-    ):
-        explained = np.zeros(len(response), bool)
-        for gap in missing:
-            if gap.field == field:
-                explained[slice(None) if gap.position is None else gap.position] = True
-        refuse(gaps & ~explained, f"`{field}` is missing without a reason in `missing`")
-    refuse(
-        response.logprobs == -np.inf,
-        "the sampled token's log-prob is −∞, but it was sampled: such a value is missing",
-    )
-    highest = ROUNDED_LOGITS_TOLERANCE
-    for what, values in (("a log-prob", response.logprobs), ("a listed log-prob", logprobs)):
-        refuse(
-            values > highest,
-            f"{what} must be at most 0 nats, got {{}}: are these logits or probabilities?",
-            values,
-        )
-    padding = ids == -1
-    refuse(padding & ~np.isnan(logprobs), "padding (id −1) has a log-prob of {}", logprobs)
-    refuse(~padding & np.isnan(logprobs), "the listed id {} has no log-prob", ids)
-    refuse(padding[:, :-1] & ~padding[:, 1:], "id {} is listed after padding", ids[:, 1:])
-    refuse(
-        logprobs[:, :-1] < logprobs[:, 1:],
-        "listed log-probs must descend, got {} before {}", logprobs[:, :-1], logprobs[:, 1:],
-    )  # fmt: skip
-    ordered = np.sort(ids, axis=1)
-    twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
-    refuse(twice, "id {} is listed twice", ordered[:, 1:])
-    hit = _sampled_entries(response)
-    apart = np.where(hit, np.abs(logprobs - response.logprobs[:, None]), 0.0)
-    refuse(
-        apart > AGREEMENT_TOLERANCE,
-        "the sampled token's log-prob is {}, but {} in its list: they must be the same",
-        response.logprobs, logprobs,
-    )  # fmt: skip
-    mass = response.listed_mass()
-    refuse(mass > 1 + highest, "listed probabilities must sum to at most 1, got {}", mass)
-    if response.support == "replaced-last":
-        refuse(
-            ~hit.any(axis=1) & (ids >= 0).any(axis=1) & (response.token_ids >= 0),
-            "`support` is 'replaced-last', so the list must hold the sampled token {}",
-            response.token_ids,
-        )
-
-
-def _check_shapes(response: EngineResponse) -> None:
-    """Shapes, names and settings."""
-
-    def require(holds: bool, reason: str) -> None:
-        if not holds:
-            raise EngineError(response.engine, reason, request=response.request)
-
-    tokens, listed = response.token_ids.shape, response.topk_ids.shape
-    require(len(tokens) == 1, f"`token_ids` must have one dimension, got shape {tokens}")
-    require(
-        response.logprobs.shape == tokens,
-        f"`logprobs` must have the shape of `token_ids`, {tokens}, got {response.logprobs.shape}",
-    )
-    require(
-        len(listed) == 2 and listed[0] == tokens[0],
-        f"`topk_ids` must have shape ({tokens[0]}, K), got {listed}",
-    )
-    require(
-        response.topk_logprobs.shape == listed,
-        f"`topk_logprobs` must have the shape of `topk_ids`, {listed}, got "
-        f"{response.topk_logprobs.shape}",
-    )
-    prompt, texts = response.prompt_ids, response.texts
-    require(prompt is None or prompt.ndim == 1, "`prompt_ids` must have one dimension")
-    require(
-        texts is None or len(texts) == tokens[0],
-        f"`texts` must hold {tokens[0]} texts, got {len(texts or ())}",
-    )
-    for name, value, choices in (
-        ("mode", response.mode, get_args(Mode)),
-        ("support", response.support, get_args(SupportRule)),
-    ):
-        require(value in choices, f"`{name}` must be one of {', '.join(choices)}, got {value!r}")
-    for gap in response.missing:
-        require(
-            gap.position is None or 0 <= gap.position < tokens[0],
-            f"`missing` speaks of position {gap.position} of {tokens[0]} tokens",
-        )
-    for name in ("temperature", "top_p", "min_p"):
-        setting = getattr(response, name)
-        require(
-            setting is None or (np.isfinite(setting) and setting >= 0),
-            f"`{name}` must be a finite number, at least 0, got {setting}",
-        )

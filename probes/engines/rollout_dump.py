@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from .assemble import Position, Sampling, assemble, brief
 from .errors import EngineError
 from .logits import as_array
-from .response import EngineResponse, Missing, Mode
+from .missing import Missing, Mode
+from .response import EngineResponse
 
 
 def read_rollout_dump(

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from .assemble import Position, Sampling, assemble, brief, whole
 from .errors import EngineError
-from .response import EngineResponse, Missing, Mode
+from .missing import Missing, Mode
+from .response import EngineResponse
+from .sglang_flat import Row, flat_rows
 
 _ENGINE = "sglang"
 
@@ -211,18 +209,15 @@ def _read(
     )
 
 
-_Row = tuple[list[int], list[Any]] | None
-
-
-def _rows(meta: Mapping[str, Any], side: str, name: str) -> list[_Row] | None:
+def _rows(meta: Mapping[str, Any], side: str, name: str) -> list[Row] | None:
     """The lists a token, in whichever form they came; None where there are none."""
     prefix = f"{side}_top_logprobs"
     if f"{prefix}_shape" in meta:
-        return _flat(meta, prefix, name)
+        return flat_rows(meta, prefix, name)
     key = prefix if meta.get(prefix) is not None else f"{side}_token_ids_logprobs"
     if meta.get(key) is None:
         return None
-    rows: list[_Row] = []
+    rows: list[Row] = []
     for position, row in enumerate(meta[key]):
         if not row:
             rows.append(None)
@@ -235,65 +230,6 @@ def _rows(meta: Mapping[str, Any], side: str, name: str) -> list[_Row] | None:
         entries = [_triple(entry, key, name, position) for entry in row]
         rows.append(([token for _, token, _ in entries], [value for value, _, _ in entries]))
     return rows
-
-
-def _flat(meta: Mapping[str, Any], prefix: str, name: str) -> list[_Row]:
-    """The lists of the flat variants."""
-    shape, nulls = meta[f"{prefix}_shape"], meta.get(f"{prefix}_null_prefix", 0)
-    if not (
-        isinstance(shape, Sequence)
-        and len(shape) == 2
-        and all(isinstance(n, int) and n >= 0 for n in (*shape, nulls))
-    ):
-        raise EngineError(
-            _ENGINE,
-            f"`{prefix}_shape` must be [rows, K] and `{prefix}_null_prefix` a number of rows, got "
-            f"{brief(shape)} and {brief(nulls)}",
-            request=name,
-        )
-    size, k = shape
-    values = _column(meta, f"{prefix}_val_flat", "<f4", name)
-    ids = _column(meta, f"{prefix}_idx_flat", "<i4", name)
-    for key, column in (("val", values), ("idx", ids)):
-        if len(column) != size * k:
-            raise EngineError(
-                _ENGINE,
-                f"`{prefix}_{key}_flat` must hold {size} × {k} values, got {len(column)}",
-                request=name,
-            )
-    rows: list[_Row] = [None] * nulls
-    for row in range(size):
-        part = slice(row * k, (row + 1) * k)
-        tokens = [
-            whole(_ENGINE, token, f"`{prefix}_idx_flat`", name, nulls + row) for token in ids[part]
-        ]
-        rows.append((tokens, values[part]))
-    return rows
-
-
-def _column(meta: Mapping[str, Any], key: str, dtype: str, name: str) -> list[Any]:
-    """A flat column, plain or in base64 (contiguous, little-endian)."""
-    if meta.get(key) is not None:
-        return list(meta[key])
-    encoded = meta.get(f"{key}_b64")
-    if not isinstance(encoded, str):
-        raise EngineError(
-            _ENGINE, f"there must be `{key}` or `{key}_b64`, found neither", request=name
-        )
-    given = meta.get(f"{key}_b64_dtype", np.dtype(dtype).name)
-    if given != np.dtype(dtype).name:
-        raise EngineError(
-            _ENGINE,
-            f"`{key}_b64_dtype` must be {np.dtype(dtype).name}, got {brief(given)}",
-            request=name,
-        )
-    try:
-        raw = base64.b64decode(encoded, validate=True)
-        return list(np.frombuffer(raw, dtype).tolist())
-    except (binascii.Error, ValueError) as error:
-        raise EngineError(
-            _ENGINE, f"`{key}_b64` is not base64 of {dtype[1:]} values: {error}", request=name
-        ) from error
 
 
 def _is_support(meta: Mapping[str, Any]) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .assemble import SENTINEL, Position
-from .response import Field, Reason
+from .missing import Field, Reason
 from .texts import Vocabulary, id_of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from .response import Reason
+from .missing import Reason
 
 ID_PREFIX: Final = "token_id:"
 """What servers write in the place of a text when they are asked for ids."""

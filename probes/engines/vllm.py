@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from .assemble import Position, Sampling, assemble, brief, field_of, whole
 from .errors import EngineError
-from .response import EngineResponse, Missing, Mode
+from .missing import Missing, Mode
+from .response import EngineResponse
+from .vllm_lists import Row, as_lists, place_of, width_of
 
 _ENGINE = "vllm"
 
@@ -42,7 +43,7 @@ def read_vllm(
     listed
         K that was asked for (`SamplingParams.logprobs`, or `prompt_logprobs`). By default it is
         told from the lists' lengths and ranks; where these leave it open (every sampled token
-        last, no ranks), the smaller K is taken, which is true in any case.
+        last, no ranks), the smaller K is taken, which holds in any case.
 
     Returns
     -------
@@ -142,7 +143,7 @@ def _read_completion(
             _ENGINE, positions, sampling=sampling, missing=gaps, prompt_ids=prompt_ids,
             request=name,
         )  # fmt: skip
-    entries = _as_lists(logprobs, name)
+    entries = as_lists(logprobs, name)
     if len(entries) != len(token_ids):
         raise EngineError(
             _ENGINE,
@@ -169,7 +170,7 @@ def _read_prompt(
             "there are no `prompt_logprobs`: ask for them in SamplingParams(prompt_logprobs=K)",
             request=name,
         )
-    entries = _as_lists(logprobs, name)
+    entries = as_lists(logprobs, name)
     if len(entries) != len(token_ids):
         raise EngineError(
             _ENGINE,
@@ -183,7 +184,7 @@ def _read_prompt(
 
 def _read_tokens(
     token_ids: list[int],
-    entries: list[list[_Row] | None],
+    entries: list[list[Row] | None],
     name: str,
     sampling: Sampling,
     listed: int | None,
@@ -194,7 +195,7 @@ def _read_tokens(
         _own(token, rows, name, position)
         for position, (token, rows) in enumerate(zip(token_ids, entries, strict=True))
     ]
-    width = listed if listed is not None and listed >= 0 else _width(owns, entries)
+    width = listed if listed is not None and listed >= 0 else width_of(owns, entries)
     positions = []
     for token, rows, own in zip(token_ids, entries, owns, strict=True):
         if rows is None or own is None:
@@ -206,7 +207,7 @@ def _read_tokens(
                 own.logprob,
                 [row.token_id for row in rows],
                 [row.logprob for row in rows],
-                outside=_place(own, rows) > width,
+                outside=place_of(own, rows) > width,
                 text=own.text,
             )
         )
@@ -215,101 +216,7 @@ def _read_tokens(
     )
 
 
-@dataclass(frozen=True)
-class _Row:
-    """One entry of one token's list."""
-
-    token_id: int
-    logprob: Any
-    rank: int | None
-    text: str | None
-
-
-def _as_lists(logprobs: Any, name: str) -> list[list[_Row] | None]:
-    """Entries a token, each id once, of either form."""
-    if field_of(logprobs, "start_indices") is not None:
-        return _flat(logprobs, name)
-    if not isinstance(logprobs, Sequence) or isinstance(logprobs, str):
-        raise EngineError(
-            _ENGINE, f"`logprobs` must be a list or FlatLogprobs, got {brief(logprobs)}",
-            request=name,
-        )  # fmt: skip
-    return [_entry(entry, name, position) for position, entry in enumerate(logprobs)]
-
-
-def _entry(entry: Any, name: str, position: int) -> list[_Row] | None:
-    """One token's mapping of ids."""
-    if entry is None:
-        return None
-    if not isinstance(entry, Mapping):
-        raise EngineError(
-            _ENGINE, f"an entry must map ids to log-probs, got {brief(entry)}",
-            request=name, position=position,
-        )  # fmt: skip
-    rows = []
-    for key, value in entry.items():
-        token = whole(_ENGINE, key, "a key of `logprobs`", name, position)
-        if isinstance(value, int | float) or value is None:
-            rows.append(_Row(token, value, None, None))
-        else:
-            rows.append(
-                _Row(
-                    token,
-                    field_of(value, "logprob", value),
-                    field_of(value, "rank"),
-                    field_of(value, "decoded_token"),
-                )
-            )
-    return rows
-
-
-def _flat(logprobs: Any, name: str) -> list[list[_Row] | None]:
-    """Entries of FlatLogprobs, without the second of the sampled token."""
-    columns = {
-        part: field_of(logprobs, part)
-        for part in ("start_indices", "end_indices", "token_ids", "logprobs")
-    }
-    for part, values in columns.items():
-        if not isinstance(values, Sequence):
-            raise EngineError(
-                _ENGINE, f"FlatLogprobs must have a list `{part}`, got {brief(values)}",
-                request=name,
-            )  # fmt: skip
-    entries: list[list[_Row] | None] = []
-    ranks = field_of(logprobs, "ranks") or []
-    texts = field_of(logprobs, "decoded_tokens") or []
-    ends = zip(columns["start_indices"], columns["end_indices"], strict=False)
-    size = min(len(columns["token_ids"]), len(columns["logprobs"]))
-    if len(columns["start_indices"]) != len(columns["end_indices"]):
-        raise EngineError(
-            _ENGINE, "FlatLogprobs must have as many start as end indices, got "
-            f"{len(columns['start_indices'])} and {len(columns['end_indices'])}",
-            request=name,
-        )  # fmt: skip
-    for position, (start, end) in enumerate(ends):
-        if not 0 <= start <= end <= size:
-            raise EngineError(
-                _ENGINE,
-                f"FlatLogprobs' entry must lie in the {size} values there are, got "
-                f"[{start}, {end})",
-                request=name,
-                position=position,
-            )
-        rows: dict[int, _Row] = {}
-        for at in range(start, end):
-            token = whole(_ENGINE, columns["token_ids"][at], "FlatLogprobs", name, position)
-            row = _Row(
-                token,
-                columns["logprobs"][at],
-                ranks[at] if at < len(ranks) else None,
-                texts[at] if at < len(texts) else None,
-            )
-            rows[token] = row  # the later has its rank among the top-K
-        entries.append(list(rows.values()) or None)
-    return entries
-
-
-def _own(token: int, rows: list[_Row] | None, name: str, position: int) -> _Row | None:
+def _own(token: int, rows: list[Row] | None, name: str, position: int) -> Row | None:
     """The sampled token's entry."""
     if rows is None:
         return None
@@ -324,28 +231,6 @@ def _own(token: int, rows: list[_Row] | None, name: str, position: int) -> _Row 
         request=name,
         position=position,
     )
-
-
-def _place(own: _Row, rows: list[_Row]) -> int:
-    """Where the sampled token stands, from 1; the last place possible where there is no rank."""
-    if own.rank is not None:
-        return own.rank
-    if not isinstance(own.logprob, int | float):
-        return len(rows)
-    return sum(row is own or row.logprob is None or not row.logprob < own.logprob for row in rows)
-
-
-def _width(owns: list[_Row | None], entries: list[list[_Row] | None]) -> int:
-    """K, told from the lists: none is shorter, and K + 1 long are those with k outside.
-
-    Where k stands last of n, K may be n or, without a rank that says more, n − 1.
-    """
-    bounds = [
-        len(rows) - (_place(own, rows) >= len(rows) + (own.rank is not None))
-        for own, rows in zip(owns, entries, strict=True)
-        if own is not None and rows is not None
-    ]
-    return min(bounds, default=0)
 
 
 def _ids(value: Any, what: str, name: str) -> list[int]:
