@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
@@ -32,8 +32,6 @@ def install() -> None:
 
 def uninstall() -> None:
     """Take the wrapper off again, and forget what waits; the names stay registered."""
-    import sys
-
     forget()
     module = sys.modules.get(ENGINES)
     if module is not None and is_wrapped(module):
@@ -102,4 +100,6 @@ def _register_losses(module: ModuleType) -> None:
 
 def _register_agent_loop(module: ModuleType) -> None:
     """Register `deltad_rescored`."""
-    importlib.import_module(f"{__package__}.rescored")
+    from .rescored import register_agent_loop
+
+    register_agent_loop()

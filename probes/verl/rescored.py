@@ -6,13 +6,12 @@ token of a *prompt*. So prompt and response are sent once more, as a prompt, to 
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 from uuid import uuid4
 
 import torch
 from torch import Tensor
-from verl.experimental.agent_loop.agent_loop import register
-from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 
 from ..errors import ProbeError
 from .fields import TOPK_IDS, TOPK_LOGPROBS
@@ -21,72 +20,119 @@ from .settings import Settings
 NAME: Final = "deltad_rescored"
 """For `actor_rollout_ref.rollout.agent.default_agent_loop`, or a sample's `agent_name`."""
 
+_CLASS: Final = "RescoredAgentLoop"
 
-@register(NAME)
-class RescoredAgentLoop(SingleTurnAgentLoop):  # type: ignore[misc]  # verl has no types
-    """verl's single turn, and then the behaviour policy's top-K at each of its tokens.
 
-    The numbers come from a prefill of the same weights, the sampled ones from decoding: they
-    differ by the engine's own rounding, which the dump's metadata says (`topk_source`).
+def __getattr__(name: str) -> Any:
+    """`RescoredAgentLoop`, verl's single turn with the rescoring after it; it needs verl."""
+    if name != _CLASS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[_CLASS] = made = _agent_loop()
+    return made
+
+
+def register_agent_loop() -> None:
+    """Register the loop with verl under `NAME`."""
+    from verl.experimental.agent_loop.agent_loop import register
+
+    register(NAME)(__getattr__(_CLASS))
+
+
+def _agent_loop() -> type[Any]:
+    """The class, once verl is there to be subclassed."""
+    from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+
+    class RescoredAgentLoop(SingleTurnAgentLoop):  # type: ignore[misc]  # verl has no types
+        """verl's single turn, and then the behaviour policy's top-K at each of its tokens."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._top_k = Settings.from_environment().topk
+            refuse_distillation(self.config)
+
+        async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
+            """Generate, and score what was generated; see `rescore`."""
+            temperature = float(sampling_params.get("temperature", 1.0))
+            output = await super().run(sampling_params, **kwargs)
+            return await rescore(
+                output, self.server_manager.generate, temperature=temperature, top_k=self._top_k
+            )
+
+    # verl finds the class by this name in the worker that runs it.
+    RescoredAgentLoop.__qualname__ = _CLASS
+    return RescoredAgentLoop
+
+
+def refuse_distillation(config: Any) -> None:
+    """Refuse a training whose teacher uses the same fields of the batch.
 
     Raises
     ------
     ProbeError
-        A distillation, whose teacher uses the same fields of the batch; a temperature other than
-        1, at which servers do not score prompts; or a server that does not give K log-probs.
+        The distillation is on.
     """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._top_k = Settings.from_environment().topk
-        distillation = self.config.get("distillation")
-        if distillation is not None and distillation.get("enabled"):
-            raise ProbeError(
-                f"{NAME} puts the top-K where a distillation puts its teacher's: set "
-                "distillation.enabled=False or use another agent loop"
-            )
-
-    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
-        """Generate, and score what was generated.
-
-        Parameters
-        ----------
-        sampling_params : dict
-            verl's, of the generation.
-        **kwargs
-            The sample.
-
-        Returns
-        -------
-        AgentLoopOutput
-            As verl's loop makes it, with `teacher_ids` and `teacher_logprobs` (token, topk): at
-            each token of prompt and response the distribution of the next one.
-        """
-        temperature = sampling_params.get("temperature", 1.0)
-        output = await super().run(dict(sampling_params), **kwargs)
-        if temperature != 1.0:
-            # verl validates greedily with the same loop, and needs no top-K there.
-            if temperature == 0.0 or kwargs.get("validate"):
-                return output
-            raise ProbeError(
-                f"{NAME} needs actor_rollout_ref.rollout.temperature=1, got {temperature:g}: the "
-                "server scores prompts at temperature 1"
-            )
-        sequence = [*output.prompt_ids, *output.response_ids]
-        scored = await self.server_manager.generate(
-            request_id=uuid4().hex,
-            prompt_ids=sequence,
-            sampling_params={
-                "max_tokens": 1,
-                "temperature": 1.0,
-                "prompt_logprobs": self._top_k,
-                "detokenize": False,
-            },
+    distillation = config.get("distillation")
+    if distillation is not None and distillation.get("enabled"):
+        raise ProbeError(
+            f"{NAME} puts the top-K where a distillation puts its teacher's: set "
+            "distillation.enabled=False or use another agent loop"
         )
-        ids, logprobs = topk_of(scored.extra_fields, len(sequence), self._top_k)
-        output.extra_fields[TOPK_IDS] = ids
-        output.extra_fields[TOPK_LOGPROBS] = logprobs
+
+
+async def rescore(
+    output: Any, generate: Callable[..., Awaitable[Any]], *, temperature: float, top_k: int
+) -> Any:
+    """Ask the rollout server for its top-K at every token of what it has generated.
+
+    The numbers come from a prefill of the same weights, the sampled ones from decoding: they
+    differ by the engine's own rounding, as the dump's metadata says (`topk_source`).
+
+    Parameters
+    ----------
+    output : AgentLoopOutput
+        With `prompt_ids` and `response_ids`.
+    generate : coroutine function
+        Of verl's server client.
+    temperature : float
+        Of the generation.
+    top_k : int
+        K.
+
+    Returns
+    -------
+    AgentLoopOutput
+        The same, with `teacher_ids` and `teacher_logprobs` (token, topk) among its extra fields:
+        at each token of prompt and response the distribution of the next one. Greedy responses
+        (verl's validation) are left as they are.
+
+    Raises
+    ------
+    ProbeError
+        A temperature other than 1, at which servers do not score prompts, or a server that does
+        not give K log-probs.
+    """
+    if temperature == 0:
         return output
+    if temperature != 1:
+        raise ProbeError(
+            f"{NAME} needs actor_rollout_ref.rollout.temperature=1 (val_kwargs.temperature: 0 or "
+            f"1), got {temperature:g}: servers score prompts at temperature 1"
+        )
+    sequence = [*output.prompt_ids, *output.response_ids]
+    scored = await generate(
+        request_id=uuid4().hex,
+        prompt_ids=sequence,
+        sampling_params={
+            "max_tokens": 1,
+            "temperature": 1.0,
+            "prompt_logprobs": top_k,
+            "detokenize": False,
+        },
+    )
+    ids, logprobs = topk_of(scored.extra_fields, len(sequence), top_k)
+    output.extra_fields[TOPK_IDS] = ids
+    output.extra_fields[TOPK_LOGPROBS] = logprobs
+    return output
 
 
 def topk_of(extra_fields: dict[str, Any], length: int, top_k: int) -> tuple[Tensor, Tensor]:

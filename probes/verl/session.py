@@ -264,8 +264,8 @@ class EngineSession:
         recorded = (
             "nothing is recorded (DELTAD_VERL_RUN is not set)"
             if self._settings.run is None
-            else f"every {self._settings.every}. step is recorded to {self._settings.run} from "
-            f"step {self.step} on"
+            else f"step {self.step} and every {self._settings.every} on are recorded to "
+            f"{self._settings.run}"
         )
         # verl shows warnings and what is above.
         LOG.warning(
