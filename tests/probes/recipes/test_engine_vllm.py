@@ -81,7 +81,9 @@ def raw(model: Any) -> Iterator[Any]:
     """A vLLM that reports log-probs before temperature, its own default."""
     import vllm
 
-    with saved_weights(model) as folder:
+    with saved_weights(model) as folder, pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
         yield vllm.LLM(
             model=str(folder), dtype="float32", skip_tokenizer_init=True, enforce_eager=True,
             kv_cache_memory_bytes=2**26, max_num_seqs=16, disable_log_stats=True,
