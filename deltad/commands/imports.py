@@ -14,8 +14,11 @@ from .terminal import BAD_CONTENT, OptionError, complain, note, progress_bar, si
 if TYPE_CHECKING:
     from deltad.probes.offline import Imported, ScoringFiles, Source
 
-FORMATS: Final = ("scoring", "prime-rl", "nemo-rl")
-"""Forms of SOURCE beside those of engines."""
+FORMATS: Final = ("scoring", "prime-rl", "nemo-rl", "vllm", "sglang", "openai", "llama.cpp")
+"""Forms of SOURCE."""
+
+MODES: Final = ("raw", "tempered", "processed")
+"""What an engine had done to the logits: nothing, the temperature, that and truncation."""
 
 _FILE: Final = "FILE"
 
@@ -36,7 +39,8 @@ def import_(
         typer.Option(
             "--format",
             metavar="NAME",
-            help="Form of SOURCE: scoring, prime-rl, nemo-rl, or an engine's own responses.",
+            help="Form of SOURCE: scoring, prime-rl, nemo-rl, or the responses of an engine: vllm, "
+            "sglang, openai, llama.cpp.",
         ),
     ] = "scoring",
     pre: Annotated[
@@ -76,6 +80,15 @@ def import_(
     ] = None,
     engine: Annotated[str, typer.Option(metavar="NAME", help="The behavior policy's.")] = "",
     precision: Annotated[str, typer.Option(metavar="NAME", help="The behavior policy's.")] = "",
+    mode: Annotated[
+        str,
+        typer.Option(
+            "--logprobs-mode",
+            metavar="|".join(MODES),
+            help="What the engine had done to its logits.",
+            show_default="the engine's own, where SOURCE is its responses",
+        ),
+    ] = "",
     support: Annotated[
         str,
         typer.Option(
@@ -126,7 +139,7 @@ def import_(
             f"`--existing` must be one of {', '.join(get_args(Existing))}, got {existing!r}"
         )
     try:
-        source = _source(form, sources, step)
+        source = _source(form, sources, step, mode or None, temperature, top_k)
         if run is None:
             _write_requests(source, requests, quiet)
             return
@@ -143,7 +156,12 @@ def import_(
                     "vocab_size": vocab_size,
                     "temperature": temperature,
                 },
-                "behavior": {"engine": engine, "precision": precision, "support": support},
+                "behavior": {
+                    "engine": engine,
+                    "precision": precision,
+                    "logprobs_mode": f"{mode}_logprobs" if mode else "",
+                    "support": support,
+                },
                 "readout": {"logits_rounded": rounded or None},
                 "update": {
                     "mask": mask or (arm if arm in CRITERIA or arm == "none" else ""),
@@ -167,17 +185,27 @@ def import_(
     _say(done, run, arm, seed, quiet)
 
 
-def _source(form: str, paths: list[Path], step: int) -> Source:
+def _source(
+    form: str,
+    paths: list[Path],
+    step: int,
+    mode: str | None,
+    temperature: float | None,
+    top_k: int | None,
+) -> Source:
     """The reader of a form."""
-    from deltad.probes.offline import NemoRL, PrimeRL, ScoringFiles
+    from deltad.probes.offline import EngineFiles, NemoRL, PrimeRL, ScoringFiles
 
+    for option, value, choices in (("format", form, FORMATS), ("logprobs-mode", mode, MODES)):
+        if value is not None and value not in choices:
+            raise OptionError(f"`--{option}` must be one of {', '.join(choices)}, got {value!r}")
     if form == "scoring":
         return ScoringFiles(paths, step=step)
     if form == "prime-rl":
         return PrimeRL(paths)
     if form == "nemo-rl":
         return NemoRL(paths)
-    raise OptionError(f"`--format` must be one of {', '.join(FORMATS)}, got {form!r}")
+    return EngineFiles(form, paths, step=step, mode=mode, temperature=temperature, top_k=top_k)
 
 
 def _write_requests(source: Source, output: Path | None, quiet: bool) -> None:

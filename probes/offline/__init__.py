@@ -5,6 +5,7 @@ Everything but `score` needs NumPy and pyarrow only.
 
 from __future__ import annotations
 
+from .engine_files import EngineFiles
 from .faults import Fault, OfflineError
 from .files import ScoringFiles
 from .importing import Imported, Source, import_dump
@@ -13,6 +14,7 @@ from .scoring import read_requests, score, write_scores
 from .trainers import NemoRL, PrimeRL
 
 __all__ = [
+    "EngineFiles",
     "Fault",
     "Imported",
     "NemoRL",

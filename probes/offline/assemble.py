@@ -113,7 +113,9 @@ def assemble(
     if faults.count > before:
         return None
     ids = _trimmed(values.get("topk_ids", _none(length, -1)))
-    for name in (each for each in _LISTS if each in values or COLUMNS[each].reading in readings):
+    for name in (
+        each for each in _LISTS if each in values or COLUMNS[each].reading in ("", *readings)
+    ):
         known = values.setdefault(name, _none(length, np.nan))
         origin, field = sources.get(name, (record, name))
         _check_lengths(origin, field, known, ids, faults)

@@ -21,9 +21,9 @@ class Origin:
     path : Path
         The file.
     number : int
-        Its line, counted from 1, or its row, counted from 0.
-    unit : {"line", "row"}
-        Which of the two.
+        Its line or entry, counted from 1, or its row, counted from 0.
+    unit : {"line", "entry", "row"}
+        Which of them.
     """
 
     path: Path

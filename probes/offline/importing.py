@@ -43,7 +43,6 @@ _LABELS: Final = {
     "pre": "the file of scores before the step",
     "post": "the file of scores after the step",
 }
-_INT32: Final = range(-(2**31), 2**31)
 
 
 class Source(Protocol):
@@ -285,7 +284,7 @@ def _write(task: _Task, staging: Path, arm: str, seed: int, *, nullable: bool) -
 
 def _responses(task: _Task, faults: Faults) -> Iterator[Response]:
     """Join the files, response by response; numbers stand for the names of groups and responses."""
-    numbers = {"sequence": _Numbers("sequence"), "group": _Numbers("group")}
+    numbers = {"sequence": _Numbers(), "group": _Numbers()}
     seen = set(task.known)
     with contextlib.ExitStack() as stack:
         joined = {
@@ -317,13 +316,9 @@ def _responses(task: _Task, faults: Faults) -> Iterator[Response]:
             names: dict[str, int | str] = {"sequence": record.sequence, "group": group}
             for name, value in names.items():
                 number = numbers[name].of(value)
-                if number is None or record.step not in _INT32:
-                    faults.add(
-                        record.fault(
-                            "must be an int32, or a text where all are; `step` must be an int32",
-                            name=name,
-                        )
-                    )
+                if number is None:
+                    message = "must be a whole number in all records, or a text in all"
+                    faults.add(record.fault(message, name=name))
                     break
                 response.columns[name] = np.full(len(response), number, dtype=np.int64)
             else:
@@ -336,8 +331,7 @@ def _responses(task: _Task, faults: Faults) -> Iterator[Response]:
 class _Numbers:
     """Numbers for names: an int stands for itself, texts are counted."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self) -> None:
         self._known: dict[str, int] = {}
         self._kind: type | None = None
 
@@ -348,7 +342,7 @@ class _Numbers:
             return None
         if isinstance(value, str):
             return self._known.setdefault(value, len(self._known))
-        return value if value in _INT32 else None
+        return value
 
 
 class _Block:

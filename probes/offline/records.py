@@ -38,6 +38,9 @@ SCORES: Final[Mapping[str, str]] = MappingProxyType(
 OTHERS: Final[Mapping[str, str]] = MappingProxyType({"response_mask": "b", "prompt_ids": "i"})
 """Fields that are no columns, with NumPy's kind of their values."""
 
+INT32: Final = range(-(2**31), 2**31)
+"""Numbers that a step, a group or a response can have."""
+
 _INFINITE: Final = {"-inf": -np.inf, "-Infinity": -np.inf}
 _KINDS: Final = {"f": "numbers", "i": "whole numbers", "b": "true or false (or 1 or 0)"}
 
@@ -141,6 +144,8 @@ def make_record(
         elif value is not None and (isinstance(value, bool) or not isinstance(value, allowed)):
             words = "a whole number" + ("" if name == "step" else " or a text")
             faults.add(Fault(origin, f"must be {words}, found {_brief(value)}", field=name))
+        elif isinstance(value, int) and value not in INT32:
+            faults.add(Fault(origin, f"must be an int32, found {value}", field=name))
         elif value is not None:
             names[name] = value
     columns: dict[str, Any] = {}

@@ -160,9 +160,7 @@ def test_lists_may_be_shorter_than_k_and_log_probs_may_be_padded(
             for name in ("topk_behavior_logprobs", "topk_post_logprobs"):
                 record[name][at] = record[name][at][: len(used)]
     source = write_json(tmp_path / "all.jsonl", whole)
-    import_dump(
-        ScoringFiles([source]), tmp_path / "run", metadata=METADATA, arm="none", top_k=4
-    )
+    import_dump(ScoringFiles([source]), tmp_path / "run", metadata=METADATA, arm="none", top_k=4)
     same_dump(plain, tmp_path / "run", "none", 0)
 
 
