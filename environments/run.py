@@ -21,6 +21,7 @@ import venv
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -60,7 +61,7 @@ class Environment:
         """File that pins every package of the environment."""
         return HERE / f"{self.name}.txt"
 
-    @property
+    @cached_property
     def folder(self) -> Path:
         """Where it is built; another lock file is another folder."""
         cache = os.environ.get("DELTAD_ENVIRONMENTS")

@@ -57,13 +57,13 @@ def test_every_environment_has_a_marker_that_the_default_run_leaves_out() -> Non
 def test_another_lock_is_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RUN, "HERE", tmp_path)
     monkeypatch.setenv("DELTAD_ENVIRONMENTS", str(tmp_path / "cache"))
-    environment = RUN.Environment("some", "slow")
-    environment.lock.write_text("numpy==2.0\n")
-    first = environment.folder
-    assert re.fullmatch(r"some-[0-9a-f]{12}", first.name)
-    assert first.parent == tmp_path / "cache"
-    environment.lock.write_text("numpy==2.1\n")
-    assert environment.folder != first
+    lock = tmp_path / "some.txt"
+    lock.write_text("numpy==2.0\n")
+    first = RUN.Environment("some", "slow")
+    assert re.fullmatch(r"some-[0-9a-f]{12}", first.folder.name)
+    assert first.folder.parent == tmp_path / "cache"
+    lock.write_text("numpy==2.1\n")
+    assert RUN.Environment("some", "slow").folder != first.folder
 
 
 def test_unknown_name_is_refused_with_those_there_are() -> None:
