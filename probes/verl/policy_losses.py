@@ -196,10 +196,11 @@ def register_losses(core_algos: ModuleType) -> None:
         verl, or another plugin, has a loss of that name.
     """
     registry: dict[str, Any] = core_algos.POLICY_LOSS_REGISTRY
+    taken = [name for name, loss in LOSSES.items() if registry.get(name, loss) is not loss]
+    if taken:
+        raise ProbeError(
+            f"verl has a policy loss {taken[0]!r} already ({registry[taken[0]]}), which this "
+            "version of deltad would hide"
+        )
     for name, loss in LOSSES.items():
-        if registry.get(name, loss) is not loss:
-            raise ProbeError(
-                f"verl has a policy loss {name!r} already ({registry[name]}): this version of "
-                "deltad would hide it"
-            )
         core_algos.register_policy_loss(name)(loss)
