@@ -72,7 +72,7 @@ def import_(
     ] = None,
     top_k: Annotated[
         int | None,
-        typer.Option(min=1, help="K.", show_default="the first response's longest list"),
+        typer.Option(min=1, help="K.", show_default="the longest list"),
     ] = None,
     temperature: Annotated[
         float | None,
@@ -127,6 +127,7 @@ def import_(
     Exit status 1 where a file's content is bad; then every fault is listed by file, line,
     response and token, and nothing is written.
     """
+    from deltad.dumps.layout import check_arm, check_seed
     from deltad.dumps.writer import Existing
     from deltad.masks import CRITERIA
     from deltad.probes.offline import OfflineError, ScoringFiles, import_dump
@@ -138,6 +139,14 @@ def import_(
         raise OptionError(
             f"`--existing` must be one of {', '.join(get_args(Existing))}, got {existing!r}"
         )
+    for path in (*sources, *(pre or ()), *(post or ()), *(join or ())):
+        if not path.exists():
+            raise OptionError(f"{path} does not exist")
+    try:
+        check_arm(arm)
+        check_seed(seed)
+    except ValueError as error:
+        raise OptionError(str(error)) from error
     try:
         source = _source(form, sources, step, mode or None, temperature, top_k)
         if run is None:

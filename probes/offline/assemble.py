@@ -196,7 +196,7 @@ def _check_width(record: Record, name: str, ids: Lists, top_k: int, faults: Faul
         found = ids.lengths[at]
         faults.add(
             record.fault(
-                f"must hold K = {top_k} ids at most, found {found}: give `--top-k {found}`, or "
+                f"must hold K = {top_k} ids at most, found {found}: give a larger K, or "
                 "cut the lists",
                 position=at,
                 name=name,

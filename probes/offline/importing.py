@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -88,8 +88,8 @@ class Imported:
     ignored: tuple[str, ...]
 
 
-class _NeedsNullError(Exception):
-    """A token without lists came after files were begun that have no room for that."""
+class _LookFirstError(Exception):
+    """A token has no list, or a longer one, than the first response let expect."""
 
 
 def import_dump(
@@ -127,7 +127,7 @@ def import_dump(
     arm, seed : str, int
         Partition.
     top_k : int, optional
-        K; by default the longest list of the first response, and 1 where it has none.
+        K; by default the longest list of all responses, and 1 where there is none.
     existing : {"refuse", "replace", "append"}
         What to do where RUN has this arm and seed.
     progress : callable, optional
@@ -149,10 +149,8 @@ def import_dump(
     """
     run = Path(run)
     first, readings = _first(source, {"pre": pre, "post": post})
-    lists = first.columns.get("topk_ids")
-    if top_k is None:
-        top_k = 1 if lists is None else max(1, int((lists.values >= 0).sum(axis=1).max(initial=0)))
-    described = Metadata(**{**metadata, "top_k": top_k})
+    longest, bare = _lists_of(first)
+    described = Metadata(**{**metadata, "top_k": top_k or max(1, longest)})
     _check_run(run, described, arm, seed, existing)
     others = {"join": join, "pre": pre, "post": post}
     task = _Task(
@@ -162,17 +160,26 @@ def import_dump(
         described,
         _known_keys(run, arm, seed) if existing == "append" else set(),
         progress,
+        nullable=bare,
+        guessed=top_k is None,
     )
     new = not run.exists()
     run.mkdir(parents=True, exist_ok=True)
     staging = run / f"_importing.{secrets.token_hex(8)}"
     try:
         try:
-            nullable = lists is None or bool((lists.lengths < 0).any())
-            found = _write(task, staging, arm, seed, nullable=nullable)
-        except _NeedsNullError:
+            found = _write(task, staging, arm, seed)
+        except _LookFirstError:
             shutil.rmtree(staging)
-            found = _write(task, staging, arm, seed, nullable=True)
+            every = [_lists_of(record) for record in source.records(Faults())]
+            described = Metadata(
+                **{**metadata, "top_k": top_k or max(1, *(each for each, _ in every))}
+            )
+            _check_run(run, described, arm, seed, existing)
+            task = dataclasses.replace(
+                task, metadata=described, nullable=any(bare for _, bare in every), guessed=False
+            )
+            found = _write(task, staging, arm, seed)
         paths = _publish(staging, run, arm, seed, existing)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -192,7 +199,8 @@ class _Task:
     metadata: Metadata
     known: set[tuple[int, int | str]]
     progress: Progress | None
-    ignored: set[str] = field(default_factory=set)
+    nullable: bool
+    guessed: bool
 
 
 def _first(
@@ -214,6 +222,15 @@ def _first(
             "scores after the step are nothing without those before it: give `--pre` too"
         )
     return record, readings
+
+
+def _lists_of(record: Record) -> tuple[int, bool]:
+    """The longest list of ids, and whether a token has none."""
+    lists = record.columns.get("topk_ids")
+    if lists is None:
+        return 0, True
+    longest = int((lists.values >= 0).sum(axis=1).max(initial=0))
+    return longest, bool((lists.lengths < 0).any())
 
 
 def _check_run(run: Path, metadata: Metadata, arm: str, seed: int, existing: str) -> None:
@@ -253,7 +270,7 @@ def _known_keys(run: Path, arm: str, seed: int) -> set[tuple[int, int | str]]:
     return found
 
 
-def _write(task: _Task, staging: Path, arm: str, seed: int, *, nullable: bool) -> Imported:
+def _write(task: _Task, staging: Path, arm: str, seed: int) -> Imported:
     """Write everything aside.
 
     Raises
@@ -263,7 +280,7 @@ def _write(task: _Task, staging: Path, arm: str, seed: int, *, nullable: bool) -
     """
     faults = Faults()
     writer = DumpWriter(staging, arm=arm, seed=seed, metadata=task.metadata, readings=task.readings)
-    block = _Block(writer, task.metadata, task.readings, nullable, faults)
+    block = _Block(writer, task.metadata, task.readings, task.nullable, faults)
     left_out = 0
     try:
         for response in _responses(task, faults):
@@ -296,6 +313,8 @@ def _responses(task: _Task, faults: Faults) -> Iterator[Response]:
                 faults.add(record.fault(TWICE))
                 continue
             seen.add(record.key)
+            if task.guessed and _lists_of(record)[0] > task.metadata.top_k:
+                raise _LookFirstError
             found = {role: files.take(record) for role, files in joined.items()}
             others = {role: other for role, other in found.items() if other is not None}
             if len(others) < len(found):
@@ -411,7 +430,7 @@ class _Block:
         if self._faults.count:
             return
         if not vectors.all() and not self._nullable:
-            raise _NeedsNullError
+            raise _LookFirstError
         self._writer.append(columns, vectors_stored=vectors if self._nullable else None)
         self.responses += len(held)
         self.without_lists += int(np.count_nonzero(~vectors))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tests.dumps.factory import part_files
@@ -28,13 +29,8 @@ KEYS = ("step", "group", "sequence")
 
 def rows_of(run: Path, arm: str, seed: int) -> list[dict[str, Any]]:
     """All rows of one arm and seed as Python objects, sorted."""
-    tables = [
-        pq.ParquetFile(file).read()
-        for file in part_files(run)
-        if file.parent.name == f"seed={seed}" and file.parent.parent.name == f"arm={arm}"
-    ]
-    rows = [row for table in tables for row in table.to_pylist()]
-    return sorted(rows, key=lambda row: (row["step"], row["sequence"], row["position"]))
+    rows: list[dict[str, Any]] = _sorted(_table(run, arm, seed)).to_pylist()
+    return rows
 
 
 def responses(run: Path, arm: str, seed: int) -> list[dict[str, Any]]:
@@ -102,22 +98,43 @@ def write_parquet(
 
 def same_dump(ours: Path, theirs: Path, arm: str, seed: int) -> None:
     """Assert that one arm and seed hold the same rows, bit for bit."""
-    one, other = (rows_of(run, arm, seed) for run in (ours, theirs))
-    assert len(one) == len(other) > 0
-    for mine, yours in zip(one, other, strict=True):
-        assert mine.keys() == yours.keys()
-        for name, value in mine.items():
-            np.testing.assert_array_equal(_bits(value), _bits(yours[name]), err_msg=name)
+    one, other = (_sorted(_table(run, arm, seed)) for run in (ours, theirs))
+    assert one.column_names == other.column_names
+    assert one.num_rows == other.num_rows > 0
+    for name in one.column_names:
+        for mine, yours in zip(_bits(one.column(name)), _bits(other.column(name)), strict=True):
+            np.testing.assert_array_equal(mine, yours, err_msg=name)
 
 
-def _bits(value: Any) -> Any:
-    """Floats by their bits, NULL as an empty list."""
-    if value is None:
-        return np.zeros(0)
-    array = np.asarray(value)
-    if array.dtype.kind == "f":
-        return np.where(np.isnan(array), 0x7FF8 << 48, array.view(np.uint64))
-    return array
+def _table(run: Path, arm: str, seed: int) -> pa.Table:
+    """One arm and seed."""
+    return pa.concat_tables(
+        [
+            pq.ParquetFile(file).read()
+            for file in part_files(run)
+            if file.parent.name == f"seed={seed}" and file.parent.parent.name == f"arm={arm}"
+        ],
+        promote_options="default",
+    ).replace_schema_metadata(None)
+
+
+def _sorted(table: pa.Table) -> pa.Table:
+    """Rows by response and position."""
+    keys = [(name, "ascending") for name in ("step", "sequence", "position")]
+    return table.take(pc.sort_indices(table, sort_keys=keys))
+
+
+def _bits(column: pa.ChunkedArray) -> tuple[Any, Any]:
+    """Which rows are NULL, and the values of the others by their bits."""
+    there = column.is_valid().to_numpy()
+    array = column.combine_chunks().drop_null()
+    if pa.types.is_fixed_size_list(array.type):
+        array = array.flatten()
+    if not pa.types.is_floating(array.type):
+        return there, array.to_pylist()
+    values = array.to_numpy(zero_copy_only=False)
+    size = values.dtype.itemsize
+    return there, np.where(np.isnan(values), -1, values.view(f"i{size}"))
 
 
 def _plain(value: Any) -> Any:

@@ -154,8 +154,8 @@ EIGHT = "behavior.jsonl, line 2, sequence 8"
         ),
         (
             put("behavior", "topk_ids", 1, [2, 5, 6]),
-            f"{EIGHT}, position 1, field `topk_ids`: must hold K = 2 ids at most, found 3: "
-            "give `--top-k 3`, or cut the lists",
+            f"{EIGHT}, position 1, field `topk_behavior_logprobs`: must have a log-prob for each "
+            "of `topk_ids`, found 2 log-probs for 3 ids",
         ),
         (
             put("behavior", "topk_behavior_logprobs", 1, [-0.5]),
@@ -279,6 +279,14 @@ def test_wrong_types_in_parquet_are_faults(tmp_path: Path) -> None:
 
     found = faults_of(tmp_path, change, write_parquet)
     assert "field `token_id`: must be whole numbers, found float64" in found[0]
+
+
+def test_a_list_longer_than_the_k_that_was_asked_for_is_a_fault(tmp_path: Path) -> None:
+    found = faults_of(tmp_path, lambda files: None, top_k=1)
+    assert found[0] == (
+        "behavior.jsonl, line 1, sequence 7, position 0, field `topk_ids`: must hold K = 1 ids at "
+        "most, found 2: give a larger K, or cut the lists"
+    )
 
 
 def test_half_a_line_and_lines_that_are_no_objects(tmp_path: Path) -> None:
