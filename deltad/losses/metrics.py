@@ -23,7 +23,8 @@ MEANINGS: Mapping[str, str] = {
     "masked_negative": "masked and Â < 0",
     "disagreement": "outside, and exactly one of this rule and the ratio rule masks it",
     "clip_fraction": "clip-higher (0.2, 0.28) would mask it",
-    "capped": "r > `ratio_cap`",
+    "capped": "r > `ratio_cap` and the gradient passes",
+    "dual_clipped": "Â < 0 and r > `dual` (clip-higher with a dual clip)",
     "missing": "left out: the behaviour policy's numbers are NaN (over all response tokens)",
     "ppo_kl": "log μ_k − log π_k, nats",
     "ratio": "r",
@@ -62,8 +63,25 @@ def measure(
     threshold: tuple[float, float],
     divergence: str,
     ratio_cap: float | None,
+    beyond: Tensor | None,
 ) -> dict[str, Metric]:
-    """Every metric of `MEANINGS` that can be known."""
+    """Sum every metric of `MEANINGS` that can be known.
+
+    Parameters
+    ----------
+    judged
+        The tokens.
+    weight, log_ratio
+        w, and log r as the loss has it; shape (batch · token,).
+    threshold
+        δ where Â ≤ 0, and where Â > 0.
+    divergence
+        The region's.
+    ratio_cap
+        The loss's, None for none.
+    beyond
+        Tokens that a dual clip stops; shape (batch · token,).
+    """
     with torch.no_grad():
         tokens, usable = judged.tokens, judged.usable
         low, high = threshold
@@ -85,7 +103,9 @@ def measure(
             "weight": weight,
         }
         if ratio_cap is not None:
-            found["capped"] = log_ratio.exp() > ratio_cap
+            found["capped"] = (log_ratio.exp() > ratio_cap) & ~masked
+        if beyond is not None:
+            found["dual_clipped"] = beyond
         if tokens.support is not None:
             further = tokens.advantage * tokens.ratio_direction > 0
             found["disagreement"] = outside & (further != masked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -197,8 +198,10 @@ def trust_region_loss(
             log_ratio = log_ratio.clamp(-style.log_ratio_bound, style.log_ratio_bound)
         ratio = log_ratio.exp()
         zero = torch.zeros_like(ratio)
-        if rule.clip is not None:
-            found = torch.where(rule.clip.beyond(judged, ratio), zero, found)
+        beyond = None
+        if rule.clip is not None and rule.clip.dual < math.inf:
+            beyond = rule.clip.beyond(judged, ratio)
+            found = torch.where(beyond, zero, found)
         weight = ratio if ratio_cap is None else ratio.clamp(max=ratio_cap)
         # A weight of 0 meets a ratio that may have overflowed: 0 · inf must not become NaN.
         pull = torch.where(found != 0, found * weight * judged.tokens.advantage, zero)
@@ -229,7 +232,13 @@ def trust_region_loss(
         keep=(found > 0).reshape(shape),
         weight=found.reshape(shape).to(logprob.dtype),
         metrics=measure(
-            judged, found, log_ratio, threshold=(low, high), divergence=region, ratio_cap=ratio_cap
+            judged,
+            found,
+            log_ratio,
+            threshold=(low, high),
+            divergence=region,
+            ratio_cap=ratio_cap,
+            beyond=beyond,
         ),
     )
 

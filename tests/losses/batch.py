@@ -86,13 +86,16 @@ def draw(
 
 def run(batch: Batch, log_pi: Tensor | None = None, **options: Any) -> PolicyLoss:
     """The loss of a batch with all that its rule may ask for."""
-    whole = {"full": batch.full()} if "full" in str(options.get("criterion")) else {}
+    whole: dict[str, Any] = (
+        {"full": batch.full()} if "full" in str(options.get("criterion")) else {}
+    )
+    asked: dict[str, Any] = {"topk": batch.topk(), "threshold": 0.05} | whole | options
     return trust_region_loss(
         batch.log_pi if log_pi is None else log_pi,
         batch.log_mu,
         batch.advantage,
         batch.mask,
-        **{"topk": batch.topk(), "threshold": 0.05} | whole | options,
+        **asked,
     )
 
 

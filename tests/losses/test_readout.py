@@ -107,7 +107,7 @@ def test_no_float32_copy_of_the_logits_is_made(
     logits.requires_grad_()
     made: list[tuple[int, torch.dtype]] = []
 
-    class Watch(TorchDispatchMode):
+    class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
@@ -116,7 +116,7 @@ def test_no_float32_copy_of_the_logits_is_made(
                 made.append((out.untyped_storage().nbytes() // out.element_size(), out.dtype))
             return out
 
-    with Watch():
+    with Watch():  # type: ignore[no-untyped-call]
         found = policy_logprobs(logits, sampled, listed, collision=True, entropy=True)
         found.logprob.sum().backward()  # type: ignore[no-untyped-call]
     whole = [d for size, d in made if size > 2 * VOCAB and d != torch.int64]

@@ -27,7 +27,7 @@ ENGINE_CAP = 1.5
 @pytest.fixture(scope="module")
 def grpo() -> Any:
     """TRL's trainer class."""
-    from trl import GRPOTrainer
+    from trl.trainer.grpo_trainer import GRPOTrainer
 
     return GRPOTrainer
 
@@ -192,7 +192,7 @@ def run_correction(grpo: Any, batch: Batch, mode: str) -> Tensor:
     import textwrap
 
     source = textwrap.dedent(inspect.getsource(grpo._generate_and_score_completions))
-    blocks = [
+    blocks: list[ast.stmt] = [
         node
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.If)

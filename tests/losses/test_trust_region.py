@@ -206,7 +206,8 @@ def test_what_lies_outside_the_mask_reaches_neither_loss_nor_gradient(
     leaf = spoiled[0].requires_grad_()
     result = trust_region_loss(
         leaf,
-        *spoiled[1:],
+        spoiled[1],
+        spoiled[2],
         used,
         criterion=name,
         threshold=0.05,

@@ -65,7 +65,7 @@ def compare() -> dict[str, Any]:
         mine = slice(0, cut) if rank == 0 else slice(cut, width)
         whole = logits[..., :VOCAB].clone().requires_grad_()
         shard = logits[..., mine].clone().requires_grad_()
-        told: dict[str, int] = {"vocab_size": VOCAB} if with_size else {}
+        told: dict[str, Any] = {"vocab_size": VOCAB} if with_size else {}
         if with_start:
             told["start"] = cut * rank
         expected = policy_logprobs(whole, sampled, ids, **options)
