@@ -426,7 +426,14 @@ class Attached:
         self._current = None
         logps: Tensor = result[0]
         if self._verified is None and current.batch.size:
-            checks.check_logps(current.batch.rows["pre_logprob"], logps[current.mask])
+            if self._probe is None:
+                raise ProbeError("the probe is no longer in place")
+            checks.check_logps(
+                current.batch.rows["pre_logprob"],
+                logps[current.mask],
+                self._probe.readout_metadata,
+                str(self.trainer.accelerator.mixed_precision),
+            )
             self._verified = True
         if self._loss is not None:
             self._sums.add_loss(

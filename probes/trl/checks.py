@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -13,6 +14,8 @@ from deltad.probes.errors import ProbeError
 
 MARK: Final = "_deltad_attached"
 """Attribute of a trainer that the probe is attached to."""
+
+_AUTOCAST: Final = {"bf16": "bfloat16", "fp16": "float16", "fp8": "bfloat16"}
 
 _NEEDED: Final = (
     "_prepare_inputs",
@@ -89,7 +92,9 @@ def behavior_of(
     return "engine"
 
 
-def check_logps(read: np.ndarray[Any, Any], given: Tensor) -> None:
+def check_logps(
+    read: np.ndarray[Any, Any], given: Tensor, readout: Mapping[str, Any], mixed_precision: str
+) -> None:
     """Hold the probe's log-probs of one forward against the trainer's of the same.
 
     Parameters
@@ -98,6 +103,10 @@ def check_logps(read: np.ndarray[Any, Any], given: Tensor) -> None:
         log π_k as the probe read it, in nats.
     given : Tensor, shape (row,)
         As the trainer computed it.
+    readout : mapping
+        `UpdateProbe.readout_metadata`.
+    mixed_precision : str
+        As accelerate names it: the trainer's own product may be rounded to it.
 
     Raises
     ------
@@ -105,9 +114,9 @@ def check_logps(read: np.ndarray[Any, Any], given: Tensor) -> None:
         They differ by more than rounding explains, on the mean.
     """
     given = given.detach()
-    dtypes = [given.dtype, torch.get_autocast_dtype(given.device.type)]
-    autocast = torch.is_autocast_enabled(given.device.type)
-    rounding = max(torch.finfo(dtype).eps for dtype in dtypes[: 1 + autocast])
+    names = [readout["hidden_dtype"], readout["head_dtype"], _AUTOCAST.get(mixed_precision)]
+    dtypes = [given.dtype, *(getattr(torch, name) for name in names if name)]
+    rounding = max(torch.finfo(dtype).eps for dtype in dtypes)
     off = float((given.double().cpu() - torch.from_numpy(read).double()).abs().mean())
     allowed = 1e-3 + 16 * rounding
     if not off <= allowed:

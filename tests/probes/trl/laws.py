@@ -81,12 +81,14 @@ def the_dump_is_in_order(run: Path) -> None:
     assert check_dump(run, strict=False) == []
 
 
-def on_policy_steps_have_no_divergence(each: Pair, steps: tuple[int, ...]) -> None:
+def on_policy_steps_have_no_divergence(
+    each: Pair, steps: tuple[int, ...], *, least: int = 40
+) -> None:
     """μ is π, bit for bit, in the steps that train on what the policy has just generated."""
     found = each.rows
     for step in steps:
         taken = found[found.step == step]
-        assert len(taken) > 40
+        assert len(taken) > least
         assert (taken.pre_logprob == taken.behavior_logprob).all()
         np.testing.assert_array_equal(
             np.stack(taken.topk_pre_logprobs), np.stack(taken.topk_behavior_logprobs)
@@ -94,12 +96,12 @@ def on_policy_steps_have_no_divergence(each: Pair, steps: tuple[int, ...]) -> No
         assert (taken.post_logprob != taken.pre_logprob).any()
 
 
-def a_stale_step_begins_where_the_last_ended(each: Pair, first: int) -> None:
+def a_stale_step_begins_where_the_last_ended(each: Pair, first: int, *, least: int = 40) -> None:
     """D_pre of step t + 1 is D_post of step t, bit for bit, token by token."""
     found = each.rows
     one = found[found.step == first].set_index(KEY).sort_index()
     two = found[found.step == first + 1].set_index(KEY).sort_index()
-    assert len(one) > 40
+    assert len(one) > least
     assert one.index.equals(two.index)
     for name in ("behavior_logprob", "token_id", "advantage", "group"):
         assert (one[name] == two[name]).all()

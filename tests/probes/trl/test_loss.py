@@ -32,7 +32,7 @@ def trained(folder: Path, *, how: Any, **options: Any) -> Any:
 def aggregated(made: Any, inputs: Any) -> dict[str, Any]:
     """How TRL divides: the options of `trust_region_loss` for one of its micro-batches."""
     mask, accumulation = inputs["completion_mask"], made.args.gradient_accumulation_steps
-    per_window = made.args.steps_per_generation if trl_is_old() else accumulation
+    per_window = made.args.steps_per_generation if trainers.is_old() else accumulation
     denominator = {
         "grpo": len(mask) * accumulation,
         "bnpo": float(mask.sum()) * accumulation,
@@ -42,13 +42,6 @@ def aggregated(made: Any, inputs: Any) -> dict[str, Any]:
     }[made.loss_type]
     horizon = made.max_completion_length if made.loss_type == "dr_grpo" else None
     return {"aggregation": made.loss_type, "denominator": denominator, "horizon": horizon}
-
-
-def trl_is_old() -> bool:
-    """Before 1.9 the dapo loss is not scaled to the accumulation window."""
-    import trl
-
-    return tuple(int(part) for part in trl.__version__.split(".")[:2]) < (1, 9)
 
 
 def own_gradients(

@@ -11,6 +11,13 @@ WORDS = 61
 PROMPTS = (2, 5, 3, 4)
 
 
+def is_old() -> bool:
+    """TRL before 1.9: its dapo loss does not know accumulation windows, nor None as a log-prob."""
+    import trl
+
+    return tuple(int(part) for part in trl.__version__.split(".")[:2]) < (1, 9)
+
+
 def tokenizer() -> Any:
     """Words w0, w1, … split at spaces."""
     from tokenizers import Tokenizer, models, pre_tokenizers
