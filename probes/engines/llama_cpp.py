@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .assemble import Position, Sampling, assemble, brief, whole
+from .assemble import Position, Sampling, assemble, brief, logprob_or_reason, whole
 from .errors import EngineError
 from .missing import Mode
 from .openai import read_openai
@@ -162,6 +162,7 @@ def _entry(item: Any, name: str, position: int) -> Entry:
         )  # fmt: skip
     token = whole(_ENGINE, item["id"], "`id`", name, position)
     value = _log(item["prob"], name, position) if "prob" in item else item.get("logprob")
+    logprob_or_reason(_ENGINE, value, name, position)
     return Entry(str(item.get("token", "")), value, token)
 
 

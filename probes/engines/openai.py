@@ -130,11 +130,12 @@ class _Reader:
                 f"{len(token_ids)}",
                 request=name,
             )
-        width = width_of(tokens, lists, self.listed, replaced=support == "replaced-last")
+        by_text = logprobs.get("content") is None
+        width = width_of(tokens, lists, self.listed, exact=not by_text)
         positions = [
             position_of(
                 token, entries, None if token_ids is None else token_ids[index], width,
-                self.vocabulary, by_text=logprobs.get("content") is None,
+                self.vocabulary, by_text=by_text,
             )
             for index, (token, entries) in enumerate(zip(tokens, lists, strict=True))
         ]  # fmt: skip

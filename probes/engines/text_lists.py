@@ -43,7 +43,7 @@ def width_of(
     lists: Sequence[list[Entry] | None],
     listed: int | None,
     *,
-    replaced: bool,
+    exact: bool,
 ) -> int:
     """K: what was asked for, or the largest that the lists prove.
 
@@ -53,7 +53,7 @@ def width_of(
         The sampled tokens and their lists.
     listed
         What was asked for.
-    replaced
+    exact
         Lists hold K entries whatever was sampled. Else they hold the sampled token beyond the
         top-K too, so that one in which it stands last proves one entry less.
 
@@ -68,7 +68,7 @@ def width_of(
     for token, entries in zip(tokens, lists, strict=True):
         if entries:
             within = any(token.same(entry) for entry in entries)
-            beyond = not replaced and within and token.is_last(entries)
+            beyond = not exact and within and token.is_last(entries)
             proven = max(proven, len(entries) - beyond)
     return proven
 
