@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .assemble import Position, Sampling, assemble, brief, field_of, whole
@@ -42,8 +43,8 @@ def read_vllm(
         Sampling parameters; the output does not say these either.
     listed
         K that was asked for (`SamplingParams.logprobs`, or `prompt_logprobs`). By default it is
-        told from the lists' lengths and ranks; where these leave it open (every sampled token
-        last, no ranks), the smaller K is taken, which holds in any case.
+        told from the lengths and ranks of all lists given; where these leave it open (every
+        sampled token last, no ranks), the smaller K is taken, which holds in any case.
 
     Returns
     -------
@@ -59,11 +60,12 @@ def read_vllm(
         refused.
     """
     sampling = Sampling(mode=mode, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p)
-    return [
-        _read_completion(request, completion, name, sampling, listed)
+    read = [
+        _completion(request, completion, name)
         for request, name in _requests(output)
         for completion, name in _completions(request, name)
     ]
+    return _responses(read, sampling, listed)
 
 
 def read_vllm_prompt(
@@ -96,10 +98,41 @@ def read_vllm_prompt(
     EngineError
         As `read_vllm`; no `prompt_logprobs`; a `start` outside the prompt.
     """
-    return [
-        _read_prompt(request, name, start, Sampling(mode=mode, temperature=temperature), listed)
-        for request, name in _requests(output)
-    ]
+    read = [_prompt(request, name, start) for request, name in _requests(output)]
+    return _responses(read, Sampling(mode=mode, temperature=temperature), listed)
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """Tokens with their lists, as they came."""
+
+    name: str
+    token_ids: list[int]
+    entries: list[list[Row] | None] | None
+    prompt_ids: list[int] | None
+
+    def owns(self) -> list[Row | None]:
+        """The sampled tokens' entries."""
+        return [
+            _own(token, rows, self.name, position)
+            for position, (token, rows) in enumerate(
+                zip(self.token_ids, self.entries or [], strict=True)
+            )
+        ]
+
+
+def _responses(
+    read: Sequence[_Tokens], sampling: Sampling, listed: int | None
+) -> list[EngineResponse]:
+    """Responses, with one K for all of them."""
+    scored = [tokens for tokens in read if tokens.entries is not None]
+    owns = {id(tokens): tokens.owns() for tokens in scored}
+    if listed is None or listed < 0:
+        listed = width_of(
+            [own for tokens in scored for own in owns[id(tokens)]],
+            [rows for tokens in scored for rows in tokens.entries or ()],
+        )
+    return [_response(tokens, owns.get(id(tokens)), sampling, listed) for tokens in read]
 
 
 def _requests(output: Any) -> list[tuple[Any, str]]:
@@ -126,36 +159,18 @@ def _completions(request: Any, name: str) -> list[tuple[Any, str]]:
     return [(o, f"{name}, completion {i}" if several else name) for i, o in enumerate(outputs)]
 
 
-def _read_completion(
-    request: Any, completion: Any, name: str, sampling: Sampling, listed: int | None
-) -> EngineResponse:
+def _completion(request: Any, completion: Any, name: str) -> _Tokens:
     """One completion."""
     token_ids = _ids(field_of(completion, "token_ids"), "outputs[].token_ids", name)
-    logprobs = field_of(completion, "logprobs")
     prompt = field_of(request, "prompt_token_ids")
     prompt_ids = None if prompt is None else _ids(prompt, "prompt_token_ids", name)
+    logprobs = field_of(completion, "logprobs")
     if logprobs is None:
-        positions = [
-            Position(token, None, missing=[("logprob", "not-returned", "")]) for token in token_ids
-        ]
-        gaps = [Missing(None, "topk", "not-returned")]
-        return assemble(
-            _ENGINE, positions, sampling=sampling, missing=gaps, prompt_ids=prompt_ids,
-            request=name,
-        )  # fmt: skip
-    entries = as_lists(logprobs, name)
-    if len(entries) != len(token_ids):
-        raise EngineError(
-            _ENGINE,
-            f"`logprobs` must hold one entry a token, {len(token_ids)}, got {len(entries)}",
-            request=name,
-        )
-    return _read_tokens(token_ids, entries, name, sampling, listed, prompt_ids)
+        return _Tokens(name, token_ids, None, prompt_ids)
+    return _Tokens(name, token_ids, _lists(logprobs, "logprobs", token_ids, name), prompt_ids)
 
 
-def _read_prompt(
-    request: Any, name: str, start: int, sampling: Sampling, listed: int | None
-) -> EngineResponse:
+def _prompt(request: Any, name: str, start: int) -> _Tokens:
     """One prompt, from `start`."""
     token_ids = _ids(field_of(request, "prompt_token_ids"), "prompt_token_ids", name)
     if not 1 <= start <= len(token_ids):
@@ -170,34 +185,37 @@ def _read_prompt(
             "there are no `prompt_logprobs`: ask for them in SamplingParams(prompt_logprobs=K)",
             request=name,
         )
+    entries = _lists(logprobs, "prompt_logprobs", token_ids, name)
+    return _Tokens(name, token_ids[start:], entries[start:], token_ids[:start])
+
+
+def _lists(logprobs: Any, what: str, token_ids: list[int], name: str) -> list[list[Row] | None]:
+    """One list a token."""
     entries = as_lists(logprobs, name)
     if len(entries) != len(token_ids):
         raise EngineError(
             _ENGINE,
-            f"`prompt_logprobs` must hold one entry a token, {len(token_ids)}, got {len(entries)}",
+            f"`{what}` must hold one entry a token, {len(token_ids)}, got {len(entries)}",
             request=name,
         )
-    return _read_tokens(
-        token_ids[start:], entries[start:], name, sampling, listed, token_ids[:start]
-    )
+    return entries
 
 
-def _read_tokens(
-    token_ids: list[int],
-    entries: list[list[Row] | None],
-    name: str,
-    sampling: Sampling,
-    listed: int | None,
-    prompt_ids: list[int] | None,
+def _response(
+    tokens: _Tokens, owns: list[Row | None] | None, sampling: Sampling, width: int
 ) -> EngineResponse:
-    """Tokens and their lists."""
-    owns = [
-        _own(token, rows, name, position)
-        for position, (token, rows) in enumerate(zip(token_ids, entries, strict=True))
-    ]
-    width = listed if listed is not None and listed >= 0 else width_of(owns, entries)
+    """One response."""
     positions = []
-    for token, rows, own in zip(token_ids, entries, owns, strict=True):
+    if owns is None or tokens.entries is None:
+        return assemble(
+            _ENGINE,
+            [Position(token, None, missing=[("logprob", "not-returned", "")])
+             for token in tokens.token_ids],
+            sampling=sampling, width=width,
+            missing=[Missing(None, "topk", "not-returned")],
+            prompt_ids=tokens.prompt_ids, request=tokens.name,
+        )  # fmt: skip
+    for token, rows, own in zip(tokens.token_ids, tokens.entries, owns, strict=True):
         if rows is None or own is None:
             positions.append(Position(token, None, missing=[("topk", "not-returned", "null")]))
             continue
@@ -212,8 +230,9 @@ def _read_tokens(
             )
         )
     return assemble(
-        _ENGINE, positions, sampling=sampling, width=width, prompt_ids=prompt_ids, request=name
-    )
+        _ENGINE, positions, sampling=sampling, width=width, prompt_ids=tokens.prompt_ids,
+        request=tokens.name,
+    )  # fmt: skip
 
 
 def _own(token: int, rows: list[Row] | None, name: str, position: int) -> Row | None:

@@ -115,7 +115,7 @@ def place_of(own: Row, rows: list[Row]) -> int:
     return sum(row is own or row.logprob is None or not row.logprob < own.logprob for row in rows)
 
 
-def width_of(owns: list[Row | None], entries: list[list[Row] | None]) -> int:
+def width_of(owns: Sequence[Row | None], entries: Sequence[list[Row] | None]) -> int:
     """K, told from the lists: K long where the sampled token is in the top-K, else K + 1.
 
     By the rank of the sampled token a list of n is K + 1 long where it exceeds n (and where it

@@ -58,6 +58,15 @@ def test_a_smaller_k_cuts_without_losing_the_sampled_token(known: Known) -> None
     assert response.logprobs.tolist() == [known.sampled(t) for t in range(len(known))]
 
 
+def test_responses_of_one_call_have_one_k() -> None:
+    """The first alone would be taken for a top-2: its sampled token is the second in rank."""
+    near = Known(np.log([[0.5, 0.3, 0.2]]), [1], 1)
+    far = Known(np.log([[0.5, 0.3, 0.2]]), [2], 1)
+    outputs = [vllm_output(known, vllm_dicts(known)) for known in (near, far)]
+    assert read_vllm(outputs[0])[0].listed == 2
+    assert [response.listed for response in read_vllm(outputs)] == [1, 1]
+
+
 def test_ties_with_the_last_of_the_list_keep_k() -> None:
     """The sampled token's rank counts its equals; in the top-K the later rank stands."""
     flat = {
