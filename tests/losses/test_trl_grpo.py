@@ -168,23 +168,38 @@ def test_the_correction_for_the_engine_is_a_token_weight(grpo: Any) -> None:
     torch.testing.assert_close(gradient, slope, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize(("mode", "name"), [("token_truncate", "tis"), ("token_mask", "mis")])
-def test_weights_against_the_engine_are_trls(grpo: Any, mode: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "bounds", "name", "parameters"),
+    [
+        ("token_truncate", (None, ENGINE_CAP), "tis", {"cap": ENGINE_CAP}),
+        ("token_mask", (None, ENGINE_CAP), "mis", {"cap": ENGINE_CAP}),
+        ("token_mask", (0.7, ENGINE_CAP), "icepop", {"low": 0.7, "high": ENGINE_CAP}),
+    ],
+)
+def test_weights_against_the_engine_are_trls(
+    grpo: Any,
+    mode: str,
+    bounds: tuple[float | None, float],
+    name: str,
+    parameters: dict[str, float],
+) -> None:
     """`deltad.weights` times r is the correction that TRL makes of r = π_old/μ.
 
     The correction stands in the middle of a method that also generates, so that part of its source
     is taken from the installed file and run.
     """
     batch = draw(7, rows=8, columns=12, shift=1.5)
-    correction = run_correction(grpo, batch, mode)
+    correction = run_correction(grpo, batch, mode, bounds)
     tokens = Tokens(batch.advantage.flatten(), batch.log_mu.flatten(), batch.log_pi.flatten())
-    found = weight(name).compute(tokens, cap=ENGINE_CAP) * tokens.ratio
+    found = weight(name).compute(tokens, **parameters) * tokens.ratio
     used = batch.mask.flatten()
     assert (tokens.ratio[used] > ENGINE_CAP).any()
     torch.testing.assert_close(found[used], correction.flatten()[used], rtol=1e-12, atol=0)
 
 
-def run_correction(grpo: Any, batch: Batch, mode: str) -> Tensor:
+def run_correction(
+    grpo: Any, batch: Batch, mode: str, bounds: tuple[float | None, float]
+) -> Tensor:
     """The importance ratio of TRL's engine correction, by its own lines."""
     import ast
     import inspect
@@ -207,8 +222,8 @@ def run_correction(grpo: Any, batch: Batch, mode: str) -> Tensor:
             use_vllm=True,
             vllm_importance_sampling_correction=True,
             vllm_importance_sampling_mode=mode,
-            vllm_importance_sampling_clip_min=None,
-            vllm_importance_sampling_clip_max=ENGINE_CAP,
+            vllm_importance_sampling_clip_min=bounds[0],
+            vllm_importance_sampling_clip_max=bounds[1],
         ),
         "completion_mask": batch.mask.double(),
         "tool_mask": None,
