@@ -37,6 +37,8 @@ from .text import protocol_text as protocol_text
 from .text import rate_text as rate_text
 from .tokens import TOKEN_COLUMNS as TOKEN_COLUMNS
 from .tokens import TokenTable as TokenTable
+from .training import TrainingTable as TrainingTable
+from .training import training_table as training_table
 from .watch import StepTable as StepTable
 
 __all__ = [
@@ -63,6 +65,7 @@ __all__ = [
     "StepTable",
     "Sweep",
     "TokenTable",
+    "TrainingTable",
     "as_text",
     "calibrate",
     "compare",
@@ -80,4 +83,5 @@ __all__ = [
     "read_headline",
     "save_figure",
     "sweep",
+    "training_table",
 ]

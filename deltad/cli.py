@@ -28,6 +28,7 @@ from deltad.commands.terminal import (
     OptionError,
     complain,
 )
+from deltad.commands.train import TrainCommands, curves
 from deltad.commands.watch import watch
 
 
@@ -129,12 +130,18 @@ for command in (
     doctor,
     report,
     watch,
+    curves,
 ):
     app.command()(command)
 app.add_typer(
     typer.Typer(cls=recipes.RecipeCommands),
     name="record",
     help="Record a dump of real updates by a recipe: RUN, then the recipe's fields as options.",
+)
+app.add_typer(
+    typer.Typer(cls=TrainCommands),
+    name="train",
+    help="Train by GRPO with masks, by a recipe: RUN, then the training's options.",
 )
 app.command()(recipes.reproduce)
 app.command("import")(imports.import_)

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from deltad.dumps import DumpError
+
 TRAINING: Final = "_training"
 """Folder in RUN for the log of a training; dataset readers skip names that begin with `_`."""
 
@@ -192,7 +194,7 @@ def read_lines(path: Path) -> Iterator[BatchLine]:
 
     Raises
     ------
-    ValueError
+    DumpError
         A whole line that is none of a training; says which.
     OSError
         The file cannot be read.
@@ -202,7 +204,7 @@ def read_lines(path: Path) -> Iterator[BatchLine]:
         try:
             yield BatchLine.from_json(line)
         except ValueError as error:
-            raise ValueError(f"{path}, line {number}: {error}") from error
+            raise DumpError(path, f"line {number}: {error}") from error
 
 
 def read_options(run: Path) -> dict[str, Any]:
@@ -210,16 +212,22 @@ def read_options(run: Path) -> dict[str, Any]:
 
     Raises
     ------
-    ValueError
+    DumpError
         There are none, or they are of another format.
     """
     path = options_path(run)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ValueError(f"{run} holds no training: there is no {path}") from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise ValueError(f"{path} must be the options of a training, of format {FORMAT}")
+        raise DumpError(run, f"holds no training: there is no {path}") from error
+    except ValueError as error:
+        raise DumpError(path, f"is not JSON ({error})") from error
+    if (
+        not isinstance(found, dict)
+        or found.get("format") != FORMAT
+        or not isinstance(found.get("options"), dict)
+    ):
+        raise DumpError(path, f"must hold the options of a training, of format {FORMAT}")
     return found
 
 

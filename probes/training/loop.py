@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -221,6 +220,8 @@ class Trainer:
         """One optimizer step under the mask, decided from what the probe reads."""
         training = self.training
         optimizer.zero_grad(set_to_none=True)
+        for group in optimizer.param_groups:
+            group["lr"] = training.lr_at(probe.step)
         measured = probe.expect(tokens)
         logits = minibatch.logits(self.policy(**minibatch.inputs)).float() / training.temperature
         logprob = logits.gather(1, minibatch.sampled()[:, None])[:, 0] - logits.logsumexp(1)
@@ -278,7 +279,7 @@ class StepSums:
     """Adds up what the steps through a rollout batch came to; a monitor's sink."""
 
     mask: str
-    _sums: Counter[str] = field(default_factory=Counter)
+    _sums: dict[str, float] = field(default_factory=dict)
 
     def log_step(self, step: StepScalars) -> None:
         """Take a step's counts."""
@@ -294,15 +295,20 @@ class StepSums:
             "delta_d": step.delta_d[0],
             "delta_d_outside": step.delta_d[1],
         }
-        self._sums.update(found)  # type: ignore[arg-type]
+        for name, value in found.items():
+            self._add(name, value)
 
     def rows(self, rows: Rows) -> None:
         """Take a micro-batch's entropies."""
-        self._sums["entropy"] += float(rows["pre_entropy"].astype(np.float64).sum())
+        self._add("entropy", float(rows["pre_entropy"].astype(np.float64).sum()))
 
     def sums(self) -> dict[str, float]:
         """By the names of `deltad.curves`."""
         return dict(self._sums)
+
+    def _add(self, name: str, value: float) -> None:
+        """Add to a sum."""
+        self._sums[name] = self._sums.get(name, 0.0) + value
 
 
 def _topk(measured: MicroBatch, rows: Rows) -> TopKLogprobs:

@@ -121,7 +121,10 @@ class Training:
         False, "Read the divergences over the whole vocabulary too, for the full criteria."
     )
     optimizer: Literal["adamw", "sgd"] = option("adamw", "Optimizer of the policy.")
-    lr: float = option(1e-3, "Learning rate, constant.", minimum=0.0)
+    lr: float = option(1e-3, "Learning rate, constant after the warm-up.", minimum=0.0)
+    warmup_steps: int = option(
+        8, "Optimizer steps in which the learning rate grows to that, linearly.", minimum=0
+    )
     weight_decay: float = option(0.0, "Decoupled weight decay of AdamW.", minimum=0.0)
     beta1: float = option(0.9, "AdamW's decay of the first moment.", minimum=0.0, below=1.0)
     beta2: float = option(0.999, "AdamW's decay of the second moment.", minimum=0.0, below=1.0)
@@ -204,6 +207,10 @@ class Training:
     def steps(self) -> int:
         """Optimizer steps in all."""
         return self.batches * self.minibatches
+
+    def lr_at(self, step: int) -> float:
+        """Learning rate of an optimizer step, counted from 0."""
+        return self.lr * min(1.0, (step + 1) / max(1, self.warmup_steps))
 
     def mask(self, name: str) -> Criterion:
         """Look a mask up and see that it can be trained with.
