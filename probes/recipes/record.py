@@ -49,7 +49,7 @@ class RecordJob:
         """Do what all seeds share."""
         from .engine import check_installed
 
-        _use_one_thread()
+        use_one_thread()
         check_installed(self.recipe.engine)
         self.recipe.prepare(report)
 
@@ -57,7 +57,7 @@ class RecordJob:
         """Load the recipe's model; the function records one seed."""
         from .chain import Chain
 
-        _use_one_thread()
+        use_one_thread()
         chain = Chain.load(self.recipe, report)
         return lambda seed, report: chain.record(
             self.folder, seed, self.stored, report, ladder_tokens=self.ladder_tokens
@@ -135,7 +135,7 @@ def record(
     count = default_workers() if workers is None else workers
     job = RecordJob(recipe, folder, stored, ladder_tokens)
     try:
-        with _progress(recipe.name, missing, quiet=quiet) as watch, _threads_put_back(count == 0):
+        with _progress(recipe.name, missing, quiet=quiet) as watch, threads_put_back(count == 0):
             run(job, missing, workers=count, watch=watch)
     finally:
         _tidy(recipe, folder, missing)
@@ -171,7 +171,11 @@ def _refuse_another_recipe(
         if not isinstance(before, dict):
             raise RecipeError(f"{path} was not recorded by a recipe: choose another folder")
         ladder = metadata.extra.get("ladder") or {}
-        then = _given_later(recipe) | before | {"stored": dict(metadata.stored), "ladder_tokens": ladder.get("tokens")}
+        then = (
+            _given_later(recipe)
+            | before
+            | {"stored": dict(metadata.stored), "ladder_tokens": ladder.get("tokens")}
+        )
         if path.parent.parent.name == f"arm={ZERO_STEP}":  # has no ladder in any case
             then["ladder_tokens"] = ladder_tokens
         for field in [*now, *then]:
@@ -200,7 +204,7 @@ def _recorded(folder: Path) -> Iterator[tuple[Path, Metadata]]:
         yield path, Metadata.from_json(found.get(METADATA_KEY, b"{}"), path)
 
 
-def _use_one_thread() -> None:
+def use_one_thread() -> None:
     """One thread for torch: a seed then computes the same bits wherever it runs."""
     import torch
 
@@ -208,7 +212,7 @@ def _use_one_thread() -> None:
 
 
 @contextmanager
-def _threads_put_back(here: bool) -> Iterator[None]:
+def threads_put_back(here: bool) -> Iterator[None]:
     """Put torch's number of threads back, where the work is done in this process."""
     if not here:
         yield
