@@ -3,6 +3,7 @@
 TRL itself is never imported here: the trainer is the user's.
 """
 
-from .attach import TOP_K, Attached, attach
+from .attach import TOP_K, attach
+from .attached import Attached
 
 __all__ = ["TOP_K", "Attached", "attach"]

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from deltad.probes.errors import ProbeError
 
+Behavior = Literal["auto", "engine", "policy"]
+"""Where μ comes from: vLLM's log-probs, or the policy read again when it had generated."""
+
 MARK: Final = "_deltad_attached"
 """Attribute of a trainer that the probe is attached to."""
 
@@ -62,9 +65,7 @@ def check_trainer(trainer: Any) -> None:
         )
 
 
-def behavior_of(
-    trainer: Any, asked: Literal["auto", "engine", "policy"]
-) -> Literal["engine", "policy"]:
+def behavior_of(trainer: Any, asked: Behavior) -> Literal["engine", "policy"]:
     """Decide where the behavior policy's log-probs come from.
 
     Raises

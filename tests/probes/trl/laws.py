@@ -75,8 +75,9 @@ def nothing_changes(each: Pair) -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def the_dump_is_in_order(run: Path) -> None:
+def the_dump_is_in_order(found: Pair | Path) -> None:
     """`deltad check` finds nothing."""
+    run = found.run if isinstance(found, Pair) else found
     assert Dump.open(run).arms == ("actual",)
     assert check_dump(run, strict=False) == []
 
@@ -169,3 +170,20 @@ def groups_are_prompts(each: Pair) -> None:
     assert all(len(texts) == 1 for texts in prompts.values())
     sizes = found.groupby("group").sequence.nunique()
     assert (sizes == each.probed.num_generations).all()
+
+
+def divergence(rows: Any) -> np.ndarray[Any, Any]:
+    """Top-K KL divergence before the step, in nats: an oracle for a few rows."""
+    found = []
+    for _, row in rows.iterrows():
+        mu, pi = (
+            dict(zip(row.topk_ids, np.exp(row[name].astype(float)), strict=True))
+            for name in ("topk_behavior_logprobs", "topk_pre_logprobs")
+        )
+        mu.setdefault(row.token_id, np.exp(float(row.behavior_logprob)))
+        pi.setdefault(row.token_id, np.exp(float(row.pre_logprob)))
+        rest = [max(0.0, 1 - sum(each.values())) for each in (mu, pi)]
+        terms = [mu[name] * np.log(mu[name] / pi[name]) for name in mu]
+        tail = rest[0] * np.log(rest[0] / max(rest[1], 1e-12)) if rest[0] else 0.0
+        found.append(sum(terms) + tail)
+    return np.array(found)

@@ -1,14 +1,9 @@
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-import numpy as np
 import pytest
 
 from deltad.dumps import Dump
-from deltad.steps import StepScalars
-from tests.probes.trl import laws, trainers
+from tests.probes.trl import laws
 
 pytest.importorskip("trl")
 

@@ -158,11 +158,11 @@ def test_a_step_that_the_scaler_skips_is_dropped(tmp_path: Path) -> None:
 
     from deltad.probes.trl import attach
 
-    class Overflow(TrainerCallback):  # type: ignore[misc]
+    class Overflow(TrainerCallback):
         """Gradients that are not finite in one step, under a scaler."""
 
         def on_train_begin(self, *_: Any, **__: Any) -> None:
-            scaler = torch.amp.GradScaler("cpu", init_scale=4.0)  # type: ignore[attr-defined]
+            scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
             made.accelerator.scaler = made.optimizer.scaler = scaler
             made.optimizer._accelerate_step_called = False
             inner = made.optimizer.optimizer

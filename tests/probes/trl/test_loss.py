@@ -91,7 +91,7 @@ def own_gradients(
         )
         result.loss.backward()  # type: ignore[no-untyped-call]
         keep += result.keep[mask].tolist()
-    return {name: each.grad for name, each in policy.named_parameters()}, keep  # type: ignore[misc]
+    return {name: each.grad for name, each in policy.named_parameters()}, keep
 
 
 def same_gradients(found: dict[str, torch.Tensor], own: dict[str, torch.Tensor]) -> None:

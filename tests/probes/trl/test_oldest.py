@@ -3,41 +3,50 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.probes.trl import laws
-from tests.probes.trl.test_attach import (
-    stale as stale,
-)
-from tests.probes.trl.test_attach import (
-    test_a_policy_that_has_not_moved_has_no_divergence as test_a_policy_that_has_not_moved_has_no_divergence,
-)
-from tests.probes.trl.test_attach import (
-    test_a_stale_step_begins_where_the_last_ended as test_a_stale_step_begins_where_the_last_ended,
-)
-from tests.probes.trl.test_attach import (
-    test_logs_and_weights_are_those_without_the_probe as test_logs_and_weights_are_those_without_the_probe,
-)
-from tests.probes.trl.test_attach import (
-    test_rows_are_those_of_a_forward_of_our_own as test_rows_are_those_of_a_forward_of_our_own,
-)
+from tests.probes.trl import laws, test_attach, test_distributed, test_life, test_loss
 from tests.probes.trl.test_settings import lora
 
 pytestmark = pytest.mark.trl18
 
 
+def test_two_iterations(tmp_path: Path) -> None:
+    found = laws.pair(tmp_path, num_iterations=2)
+    for law in (
+        test_attach.test_logs_and_weights_are_those_without_the_probe,
+        test_attach.test_a_policy_that_has_not_moved_has_no_divergence,
+        test_attach.test_a_stale_step_begins_where_the_last_ended,
+        test_attach.test_rows_are_those_of_a_forward_of_our_own,
+        test_attach.test_the_dump_is_in_order_and_says_what_it_is_of,
+    ):
+        law(found)
+
+
 def test_lora_on_the_head_too(tmp_path: Path) -> None:
     """Newer versions refuse it themselves."""
     found = laws.pair(
-        tmp_path,
-        peft=lora("q_proj", "lm_head"),
-        policy=None,
-        num_iterations=2,
-        learning_rate=5e-2,
+        tmp_path, peft=lora("q_proj", "lm_head"), num_iterations=2, learning_rate=5e-2
     )
     laws.nothing_changes(found)
     laws.on_policy_steps_have_no_divergence(found, (0, 2))
     laws.a_stale_step_begins_where_the_last_ended(found, 0)
-    laws.the_dump_is_in_order(found.run)
+    laws.the_dump_is_in_order(found)
+
+
+def test_gradients_are_those_of_the_losses(tmp_path: Path) -> None:
+    how = {"criterion": "predictive-kl-aggregated"}
+    test_loss.test_gradients_are_those_of_the_losses(tmp_path, "dapo", how)
+
+
+def test_no_criterion_on_policy_is_trls_own_loss_bit_for_bit(tmp_path: Path) -> None:
+    test_loss.test_no_criterion_on_policy_is_trls_own_loss_bit_for_bit(tmp_path)
+
+
+def test_evaluations_in_between_change_nothing(tmp_path: Path) -> None:
+    test_life.test_evaluations_in_between_change_nothing(tmp_path)
+
+
+def test_two_ranks(tmp_path: Path) -> None:
+    test_distributed.holds_on_two_ranks(tmp_path)

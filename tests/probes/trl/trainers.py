@@ -28,9 +28,8 @@ def tokenizer() -> Any:
         models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>")
     )
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
-    )
+    fast: Any = PreTrainedTokenizerFast
+    return fast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
 
 
 def model(**options: Any) -> Any:
@@ -90,8 +89,9 @@ def trainer(
     **options: Any,
 ) -> Any:
     """A GRPO trainer; 4 steps of 2 micro-batches of 4 completions unless told otherwise."""
-    from trl import GRPOConfig, GRPOTrainer
+    import trl
 
+    lazy: Any = trl  # its names are found when they are asked for
     settings: dict[str, Any] = {
         "output_dir": str(folder),
         "use_cpu": True,
@@ -112,10 +112,10 @@ def trainer(
         "dataloader_pin_memory": False,
     }
     settings.update(options)
-    return GRPOTrainer(
+    return lazy.GRPOTrainer(
         model=model() if policy is None else policy,
         reward_funcs=even,
-        args=GRPOConfig(**settings),
+        args=lazy.GRPOConfig(**settings),
         train_dataset=dataset(),
         eval_dataset=dataset(4) if evaluate else None,
         processing_class=tokenizer(),
@@ -167,7 +167,7 @@ class Witness:
         self.batches: dict[int, list[Any]] = {}
         witness = self
 
-        class Seen(TrainerCallback):  # type: ignore[misc]
+        class Seen(TrainerCallback):
             def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 witness.before[state.global_step] = weights(made)
 
