@@ -2,9 +2,11 @@
 
 All of them are made of `deltad.logprobs.LogprobSums`, so each is known for any number of
 micro-batches and ranks together. `METRICS` says what is computed, which number of verl's or
-TRL's is the same, and where theirs differs. Names and definitions of theirs were read in verl's
-`trainer/ppo/rollout_corr_helper.py`, `utils/debug/metrics.py` and `trainer/ppo/core_algos.py`
-(its main branch, 2026) and in TRL's `trainer/grpo_trainer.py`; neither was run here.
+TRL's is the same, and where theirs differs. A test runs verl 0.9.1's own functions
+(`trainer/ppo/rollout_corr_helper.py`, `utils/debug/metrics.py`, the vanilla loss of
+`trainer/ppo/core_algos.py`) on random batches and finds every name of verl's with the value that
+is computed here, where the difference that is noted does not come in. TRL's names and definitions
+were read in `trainer/grpo_trainer.py` and not run.
 """
 
 from __future__ import annotations
