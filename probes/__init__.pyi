@@ -2,6 +2,9 @@ from .arms import ZERO_STEP as ZERO_STEP
 from .arms import Snapshot as Snapshot
 from .arms import branch as branch
 from .behavior import ResponseTokens as ResponseTokens
+from .engines import EngineError as EngineError
+from .engines import EngineResponse as EngineResponse
+from .engines.packing import response_tokens as response_tokens
 from .errors import ProbeError as ProbeError
 from .ladder import LADDER_COLUMNS as LADDER_COLUMNS
 from .ladder import Ladder as Ladder
@@ -20,6 +23,8 @@ from .sinks import Wandb as Wandb
 __all__ = [
     "LADDER_COLUMNS",
     "ZERO_STEP",
+    "EngineError",
+    "EngineResponse",
     "JsonLines",
     "Ladder",
     "MicroBatch",
@@ -36,4 +41,5 @@ __all__ = [
     "UpdateProbe",
     "Wandb",
     "branch",
+    "response_tokens",
 ]
