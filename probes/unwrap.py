@@ -13,11 +13,14 @@ from .replay import is_optimized_module
 _REFUSED = {
     "DataParallel": "torch.nn.DataParallel runs replicas in threads; use DistributedDataParallel",
     "FullyShardedDataParallel": (
-        "FSDP1 keeps the weights flat and sharded, and a forward beside the training step "
-        "corrupts them; use DistributedDataParallel or one device"
+        "FSDP1 has no way to give weights back after a forward beside the training step, which "
+        "would corrupt it; use fully_shard (FSDP2)"
     ),
     "DeepSpeedEngine": "DeepSpeed steps inside backward, where no optimizer hook fires",
 }
+
+# Wrappers of models, and their attribute that holds what they wrap.
+_WITHIN = {"DistributedDataParallel": "module", "_FabricModule": "_forward_module"}
 
 
 def unwrap_model(model: nn.Module) -> tuple[nn.Module, nn.Module]:
@@ -33,7 +36,7 @@ def unwrap_model(model: nn.Module) -> tuple[nn.Module, nn.Module]:
     outer : nn.Module
         What to watch: the outermost torch.compile'd wrapper if there is one, else the model.
     model : nn.Module
-        Without torch.compile's and DistributedDataParallel's wrappers.
+        Without the wrappers of torch.compile, DistributedDataParallel and Lightning Fabric.
 
     Raises
     ------
@@ -46,8 +49,8 @@ def unwrap_model(model: nn.Module) -> tuple[nn.Module, nn.Module]:
         if is_optimized_module(model):
             outer = model if outer is None else outer
             model = model._orig_mod  # type: ignore[assignment]
-        elif type(model).__name__ == "DistributedDataParallel":
-            model = model.module  # type: ignore[assignment]
+        elif (inner := _WITHIN.get(type(model).__name__)) is not None:
+            model = getattr(model, inner)
         else:
             break
     for part in model.modules():
@@ -63,7 +66,7 @@ def unwrap_optimizer(optimizer: Any, model: nn.Module) -> tuple[Optimizer, Any]:
 
     Parameters
     ----------
-    optimizer : Optimizer or a wrapper with an attribute `optimizer`
+    optimizer : Optimizer, or accelerate's or Lightning Fabric's wrapper of one
         As it is stepped in training.
     model : nn.Module
         Unwrapped; must own every parameter of the optimizer.
@@ -81,10 +84,18 @@ def unwrap_optimizer(optimizer: Any, model: nn.Module) -> tuple[Optimizer, Any]:
         Not a torch optimizer, or parameters of another model.
     """
     scaler = None
-    # accelerate's wrapper is an Optimizer by name only: it never calls Optimizer.__init__.
-    while "optimizer" in getattr(optimizer, "__dict__", {}):
-        scaler = scaler or getattr(optimizer, "scaler", None)
-        optimizer = optimizer.optimizer
+    # These wrappers are Optimizers by name only: they never call Optimizer.__init__.
+    while True:
+        held = getattr(optimizer, "__dict__", {})
+        if "optimizer" in held:  # accelerate
+            scaler = scaler or getattr(optimizer, "scaler", None)
+            optimizer = held["optimizer"]
+        elif "_optimizer" in held and "_strategy" in held:  # Lightning Fabric
+            precision = getattr(held["_strategy"], "precision", None)
+            scaler = scaler or getattr(precision, "scaler", None)
+            optimizer = held["_optimizer"]
+        else:
+            break
     if not isinstance(optimizer, Optimizer):
         raise ProbeError(
             f"`optimizer` must be a torch.optim.Optimizer, got {type(optimizer).__name__}"

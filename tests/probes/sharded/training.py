@@ -130,6 +130,7 @@ def compare(
     shared: bool = False,
     tolerance: float = TOLERANCE,
     dump: bool = True,
+    proved: bool = True,
 ) -> UpdateProbe:
     """Training is bit-identical with and without the probe, the dump that of one whole model.
 
@@ -149,6 +150,8 @@ def compare(
         Between the sharded dump and the other.
     dump
         Whether there is a dump of one whole model to compare with.
+    proved
+        Whether this rank had something to hold the readout against.
     """
     rank, world = distributed.get_rank(), distributed.get_world_size()
     ranks = [
@@ -165,8 +168,8 @@ def compare(
         results.append(local_weights(trained.model))
     same(*results)
     assert probe is not None
-    assert probe.readout_metadata["verified"] is True
-    assert probe.readout_metadata["exact"] is True
+    for proof in ("verified", "exact"):
+        assert probe.readout_metadata[proof] is (True if proved else None)
     if not dump:
         return probe
     alone = build()

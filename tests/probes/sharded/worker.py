@@ -27,9 +27,9 @@ def main(out: Path, names: list[str]) -> None:
             found = importlib.import_module(f"tests.probes.sharded.{module}")
             getattr(found, case)(out / name)
         except BaseException:
-            target.write_text(traceback.format_exc())
+            target.write_text(traceback.format_exc(), encoding="utf-8")
             raise
-        target.write_text("")
+        target.write_text("", encoding="utf-8")
         distributed.barrier()
     distributed.destroy_process_group()
 
