@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -67,6 +67,27 @@ def rule_of(
         clip = Clip(**parameters)
         return Rule(clip.criterion(), clip=clip)
     return Rule(convention.adapt(decide))
+
+
+def check_given(rule: Rule, *, collision: bool, full: Collection[str]) -> None:
+    """Say which argument a rule lacks, where the rule itself would name a dump's column.
+
+    Raises
+    ------
+    CriterionError
+        The exact tail without a collision, or the whole vocabulary's divergence not given.
+    """
+    decide = rule.decide
+    if "pre_collision" in decide.columns and not collision:
+        raise CriterionError(
+            f"criterion {decide.name} needs `collision` in `topk`: read it with "
+            "`policy_logprobs(..., collision=True)`, or take another tail"
+        )
+    if decide.name.endswith("-full") and rule.region not in full:
+        raise CriterionError(
+            f"criterion {decide.name} needs `full[{rule.region!r}]`, D and Ḋ over the whole "
+            "vocabulary: give it, or take another tail"
+        )
 
 
 def weigh(judged: Judged, rule: Rule, *, threshold: tuple[float, float], divergence: str) -> Tensor:

@@ -20,7 +20,7 @@ from .aggregation import aggregate
 from .conventions import Value
 from .judgement import lay_out
 from .metrics import Metric, measure
-from .rules import rule_of, weigh
+from .rules import check_given, rule_of, weigh
 from .topk import TopKLogprobs
 
 NOTHING: Final[Mapping[str, float]] = MappingProxyType({})
@@ -178,6 +178,9 @@ def trust_region_loss(
     if reads == "clip" and rule.clip is None:
         raise ValueError(f"`value` clip belongs to criterion clip-higher, got {rule.decide.name}")
     region = divergence or rule.region
+    check_given(
+        rule, collision=topk is None or topk.collision is not None, full=(full or {}).keys()
+    )
     low, high = threshold if isinstance(threshold, tuple) else (threshold, threshold)
 
     judged = lay_out(

@@ -181,7 +181,7 @@ def test_weights_against_the_engine_are_trls(
     mode: str,
     bounds: tuple[float | None, float],
     name: str,
-    parameters: dict[str, float],
+    parameters: dict[str, Any],
 ) -> None:
     """`deltad.weights` times r is the correction that TRL makes of r = π_old/μ.
 

@@ -489,7 +489,19 @@ def test_nothing_kept_gives_a_zero_that_can_be_differentiated() -> None:
     [
         ({"criterion": "ratoi"}, CriterionError, "there is no weight 'ratoi'.*ratio"),
         ({"criterion": "ratio", "topk": None}, CriterionError, "no top-K log-probs"),
-        ({"criterion": "predictive-kl-full", "full": None}, CriterionError, "full_kl_pre"),
+        (
+            {"criterion": "predictive-kl-full", "full": None},
+            CriterionError,
+            r"needs `full\['kl'\]`",
+        ),
+        (
+            {
+                "criterion": "predictive-tv-exact",
+                "topk": replace(draw().topk(), collision=None),
+            },
+            CriterionError,
+            "needs `collision` in `topk`",
+        ),
         ({"divergence": "tv"}, CriterionError, "cannot judge a TV region"),
         ({"threshold": -0.1}, CriterionError, "`threshold`.*-0.1"),
         ({"threshold": (0.1, math.nan)}, CriterionError, "`threshold`.*nan"),

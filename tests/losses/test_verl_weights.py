@@ -22,7 +22,7 @@ LOW, HIGH = 0.7, 1.5
     [(HIGH, "tis", {"cap": HIGH}), (f"{LOW}_{HIGH}", "icepop", {"low": LOW, "high": HIGH})],
 )
 def test_weight_times_r_is_verls_correction(
-    threshold: float | str, name: str, parameters: dict[str, float]
+    threshold: float | str, name: str, parameters: dict[str, Any]
 ) -> None:
     helper = pytest.importorskip("verl.trainer.ppo.rollout_corr_helper")
     batch = draw(0, rows=8, columns=12, shift=1.5)
