@@ -214,6 +214,14 @@ def field_of(value: Any, name: str, default: Any = None) -> Any:
     return getattr(value, name, default)
 
 
+def _plain(values: Sequence[Any]) -> list[float] | None:
+    """The same values where all are log-probs, as in all but a few lists; else None."""
+    if set(map(type, values)) != {float}:
+        return None
+    mean = sum(values) / len(values)  # NaN where one is, and then the least of them
+    return list(values) if min(mean, *values) > SENTINEL else None
+
+
 def _shown(value: float | None) -> str:
     """Spell a value that is no log-prob."""
     return "null" if value is None else f"{value:g}"
@@ -236,6 +244,13 @@ def _entries(
             position=index,
         )
     found: dict[int, float] = {}
+    plain = _plain(position.logprobs)
+    if plain is not None and len(set(position.ids)) == len(plain):
+        found = dict(zip(position.ids, plain, strict=True))
+        found.pop(-1, None)
+        if position.outside:
+            found.pop(position.token_id, None)
+        return sorted(found.items(), key=lambda entry: -entry[1])
     for token, given in zip(position.ids, position.logprobs, strict=True):
         if token == -1 or (position.outside and token == position.token_id):
             continue

@@ -10,7 +10,7 @@ from .assemble import Position, Sampling, assemble, brief, field_of, whole
 from .errors import EngineError
 from .missing import Missing, Mode
 from .response import EngineResponse
-from .vllm_lists import Row, as_lists, place_of, width_of
+from .vllm_lists import Listed, Own, as_lists, own_of, place_of, width_of
 
 _ENGINE = "vllm"
 
@@ -108,29 +108,25 @@ class _Tokens:
 
     name: str
     token_ids: list[int]
-    entries: list[list[Row] | None] | None
+    lists: list[Listed | None] | None
     prompt_ids: list[int] | None
 
-    def owns(self) -> list[Row | None]:
+    def owns(self) -> list[Own | None]:
         """The sampled tokens' entries."""
-        return [
-            _own(token, rows, self.name, position)
-            for position, (token, rows) in enumerate(
-                zip(self.token_ids, self.entries or [], strict=True)
-            )
-        ]
+        pairs = enumerate(zip(self.token_ids, self.lists or (), strict=True))
+        return [own_of(token, listed, self.name, at) for at, (token, listed) in pairs]
 
 
 def _responses(
     read: Sequence[_Tokens], sampling: Sampling, listed: int | None
 ) -> list[EngineResponse]:
     """Responses, with one K for all of them."""
-    scored = [tokens for tokens in read if tokens.entries is not None]
+    scored = [tokens for tokens in read if tokens.lists is not None]
     owns = {id(tokens): tokens.owns() for tokens in scored}
     if listed is None or listed < 0:
         listed = width_of(
             [own for tokens in scored for own in owns[id(tokens)]],
-            [rows for tokens in scored for rows in tokens.entries or ()],
+            [listed for tokens in scored for listed in tokens.lists or ()],
         )
     return [_response(tokens, owns.get(id(tokens)), sampling, listed) for tokens in read]
 
@@ -189,7 +185,7 @@ def _prompt(request: Any, name: str, start: int) -> _Tokens:
     return _Tokens(name, token_ids[start:], entries[start:], token_ids[:start])
 
 
-def _lists(logprobs: Any, what: str, token_ids: list[int], name: str) -> list[list[Row] | None]:
+def _lists(logprobs: Any, what: str, token_ids: list[int], name: str) -> list[Listed | None]:
     """One list a token."""
     entries = as_lists(logprobs, name)
     if len(entries) != len(token_ids):
@@ -202,11 +198,11 @@ def _lists(logprobs: Any, what: str, token_ids: list[int], name: str) -> list[li
 
 
 def _response(
-    tokens: _Tokens, owns: list[Row | None] | None, sampling: Sampling, width: int
+    tokens: _Tokens, owns: list[Own | None] | None, sampling: Sampling, width: int
 ) -> EngineResponse:
     """One response."""
     positions = []
-    if owns is None or tokens.entries is None:
+    if owns is None or tokens.lists is None:
         return assemble(
             _ENGINE,
             [Position(token, None, missing=[("logprob", "not-returned", "")])
@@ -215,17 +211,17 @@ def _response(
             missing=[Missing(None, "topk", "not-returned")],
             prompt_ids=tokens.prompt_ids, request=tokens.name,
         )  # fmt: skip
-    for token, rows, own in zip(tokens.token_ids, tokens.entries, owns, strict=True):
-        if rows is None or own is None:
+    for token, listed, own in zip(tokens.token_ids, tokens.lists, owns, strict=True):
+        if listed is None or own is None:
             positions.append(Position(token, None, missing=[("topk", "not-returned", "null")]))
             continue
         positions.append(
             Position(
                 token,
                 own.logprob,
-                [row.token_id for row in rows],
-                [row.logprob for row in rows],
-                outside=place_of(own, rows) > width,
+                listed.ids,
+                listed.logprobs,
+                outside=place_of(own, listed) > width,
                 text=own.text,
             )
         )
@@ -233,23 +229,6 @@ def _response(
         _ENGINE, positions, sampling=sampling, width=width, prompt_ids=tokens.prompt_ids,
         request=tokens.name,
     )  # fmt: skip
-
-
-def _own(token: int, rows: list[Row] | None, name: str, position: int) -> Row | None:
-    """The sampled token's entry."""
-    if rows is None:
-        return None
-    for row in rows:
-        if row.token_id == token:
-            return row
-    raise EngineError(
-        _ENGINE,
-        f"the entry must hold the sampled token {token}, got ids "
-        f"{brief([row.token_id for row in rows])}: are `token_ids` and `logprobs` of one "
-        "completion?",
-        request=name,
-        position=position,
-    )
 
 
 def _ids(value: Any, what: str, name: str) -> list[int]:

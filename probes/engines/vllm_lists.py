@@ -13,17 +13,44 @@ _ENGINE = "vllm"
 
 
 @dataclass(frozen=True)
-class Row:
-    """One entry of one token's list."""
+class Listed:
+    """One token's list, each id once, in the order that it came in."""
 
-    token_id: int
+    ids: list[int]
+    logprobs: list[Any]
+    ranks: Sequence[int | None]
+    texts: Sequence[str | None]
+
+
+@dataclass(frozen=True)
+class Own:
+    """The sampled token's entry in its list."""
+
     logprob: Any
     rank: int | None
     text: str | None
 
 
-def as_lists(logprobs: Any, name: str) -> list[list[Row] | None]:
-    """Entries a token, each id once, of either form."""
+def as_lists(logprobs: Any, name: str) -> list[Listed | None]:
+    """Read one list a token, of either form.
+
+    Parameters
+    ----------
+    logprobs
+        A sequence of mappings, or FlatLogprobs.
+    name
+        The request, for the error.
+
+    Returns
+    -------
+    list of Listed or None
+        None where the engine gave nothing, as for a prompt's first token.
+
+    Raises
+    ------
+    EngineError
+        What has neither form.
+    """
     if field_of(logprobs, "start_indices") is not None:
         return _flat(logprobs, name)
     if not isinstance(logprobs, Sequence) or isinstance(logprobs, str):
@@ -31,11 +58,59 @@ def as_lists(logprobs: Any, name: str) -> list[list[Row] | None]:
             _ENGINE, f"`logprobs` must be a list or FlatLogprobs, got {brief(logprobs)}",
             request=name,
         )  # fmt: skip
-    return [_entry(entry, name, position) for position, entry in enumerate(logprobs)]
+    return [_mapping(entry, name, position) for position, entry in enumerate(logprobs)]
 
 
-def _entry(entry: Any, name: str, position: int) -> list[Row] | None:
-    """One token's mapping of ids."""
+def own_of(token: int, listed: Listed | None, name: str, position: int) -> Own | None:
+    """Find the sampled token's entry; None where there is no list.
+
+    Raises
+    ------
+    EngineError
+        The list does not hold the sampled token.
+    """
+    if listed is None:
+        return None
+    if token not in listed.ids:
+        raise EngineError(
+            _ENGINE,
+            f"the entry must hold the sampled token {token}, got ids {brief(listed.ids)}: are "
+            "`token_ids` and `logprobs` of one completion?",
+            request=name,
+            position=position,
+        )
+    at = listed.ids.index(token)
+    return Own(listed.logprobs[at], listed.ranks[at], listed.texts[at])
+
+
+def place_of(own: Own, listed: Listed) -> int:
+    """Where the sampled token stands, from 1; the last place possible where there is no rank."""
+    if own.rank is not None:
+        return own.rank
+    if not isinstance(own.logprob, int | float):
+        return len(listed.ids)
+    return sum(value is None or not value < own.logprob for value in listed.logprobs)
+
+
+def width_of(owns: Sequence[Own | None], lists: Sequence[Listed | None]) -> int:
+    """K, told from the lists: K long where the sampled token is in the top-K, else K + 1.
+
+    By the rank of the sampled token a list of n is K + 1 long where it exceeds n (and where it
+    is n, the list is the true top-n). Without ranks one that has it last may be either, so it
+    proves n − 1.
+    """
+    places = [
+        (place_of(own, listed), len(listed.ids), own.rank is None)
+        for own, listed in zip(owns, lists, strict=True)
+        if own is not None and listed is not None
+    ]
+    if any(without for _, _, without in places):
+        return max(length - (place >= length) for place, length, _ in places)
+    return min((length - (place > length) for place, length, _ in places), default=0)
+
+
+def _mapping(entry: Any, name: str, position: int) -> Listed | None:
+    """One token's mapping of ids, to numbers or to objects (or mappings) with `logprob`."""
     if entry is None:
         return None
     if not isinstance(entry, Mapping):
@@ -43,24 +118,23 @@ def _entry(entry: Any, name: str, position: int) -> list[Row] | None:
             _ENGINE, f"an entry must map ids to log-probs, got {brief(entry)}",
             request=name, position=position,
         )  # fmt: skip
-    rows = []
-    for key, value in entry.items():
-        token = whole(_ENGINE, key, "a key of `logprobs`", name, position)
-        if isinstance(value, int | float) or value is None:
-            rows.append(Row(token, value, None, None))
-        else:
-            rows.append(
-                Row(
-                    token,
-                    field_of(value, "logprob", value),
-                    field_of(value, "rank"),
-                    field_of(value, "decoded_token"),
-                )
-            )
-    return rows
+    ids = _token_ids(list(entry), "a key of `logprobs`", name, position)
+    values = list(entry.values())
+    if all(value is None or isinstance(value, int | float) for value in values):
+        nothing = [None] * len(ids)
+        return Listed(ids, values, nothing, nothing)
+    if all(isinstance(value, Mapping) for value in values):
+        logprobs = [value.get("logprob", value) for value in values]
+        ranks = [value.get("rank") for value in values]
+        texts = [value.get("decoded_token") for value in values]
+    else:
+        logprobs = [getattr(value, "logprob", value) for value in values]
+        ranks = [getattr(value, "rank", None) for value in values]
+        texts = [getattr(value, "decoded_token", None) for value in values]
+    return Listed(ids, logprobs, ranks, texts)
 
 
-def _flat(logprobs: Any, name: str) -> list[list[Row] | None]:
+def _flat(logprobs: Any, name: str) -> list[Listed | None]:
     """Entries of FlatLogprobs, without the second of the sampled token."""
     columns = {
         part: field_of(logprobs, part)
@@ -72,18 +146,21 @@ def _flat(logprobs: Any, name: str) -> list[list[Row] | None]:
                 _ENGINE, f"FlatLogprobs must have a list `{part}`, got {brief(values)}",
                 request=name,
             )  # fmt: skip
-    entries: list[list[Row] | None] = []
-    ranks = field_of(logprobs, "ranks") or []
-    texts = field_of(logprobs, "decoded_tokens") or []
-    ends = zip(columns["start_indices"], columns["end_indices"], strict=False)
-    size = min(len(columns["token_ids"]), len(columns["logprobs"]))
-    if len(columns["start_indices"]) != len(columns["end_indices"]):
+    starts, ends, ids, values = columns.values()
+    if len(starts) != len(ends):
         raise EngineError(
-            _ENGINE, "FlatLogprobs must have as many start as end indices, got "
-            f"{len(columns['start_indices'])} and {len(columns['end_indices'])}",
+            _ENGINE,
+            f"FlatLogprobs must have as many start as end indices, got {len(starts)} and "
+            f"{len(ends)}",
             request=name,
-        )  # fmt: skip
-    for position, (start, end) in enumerate(ends):
+        )
+    size = min(len(ids), len(values))
+    ranks, texts = (
+        column if isinstance(column, Sequence) and len(column) >= size else [None] * size
+        for column in (field_of(logprobs, "ranks"), field_of(logprobs, "decoded_tokens"))
+    )
+    lists: list[Listed | None] = []
+    for position, (start, end) in enumerate(zip(starts, ends, strict=True)):
         if not 0 <= start <= end <= size:
             raise EngineError(
                 _ENGINE,
@@ -92,43 +169,16 @@ def _flat(logprobs: Any, name: str) -> list[list[Row] | None]:
                 request=name,
                 position=position,
             )
-        rows: dict[int, Row] = {}
-        for at in range(start, end):
-            token = whole(_ENGINE, columns["token_ids"][at], "FlatLogprobs", name, position)
-            row = Row(
-                token,
-                columns["logprobs"][at],
-                ranks[at] if at < len(ranks) else None,
-                texts[at] if at < len(texts) else None,
-            )
-            rows[token] = row  # the later has its rank among the top-K
-        entries.append(list(rows.values()) or None)
-    return entries
+        if start < end and ids[start] in ids[start + 1 : end]:
+            start += 1  # the later has its rank among the top-K
+        at = slice(start, end)
+        tokens = _token_ids(list(ids[at]), "FlatLogprobs' id", name, position)
+        lists.append(Listed(tokens, list(values[at]), ranks[at], texts[at]) if tokens else None)
+    return lists
 
 
-def place_of(own: Row, rows: list[Row]) -> int:
-    """Where the sampled token stands, from 1; the last place possible where there is no rank."""
-    if own.rank is not None:
-        return own.rank
-    if not isinstance(own.logprob, int | float):
-        return len(rows)
-    return sum(row is own or row.logprob is None or not row.logprob < own.logprob for row in rows)
-
-
-def width_of(owns: Sequence[Row | None], entries: Sequence[list[Row] | None]) -> int:
-    """K, told from the lists: K long where the sampled token is in the top-K, else K + 1.
-
-    By the rank of the sampled token a list of n is K + 1 long where it exceeds n (and where it
-    is n, the list is the true top-n). Without ranks one that has it last may be either, so it
-    proves n − 1.
-    """
-    pairs = [
-        (own, rows)
-        for own, rows in zip(owns, entries, strict=True)
-        if own is not None and rows is not None
-    ]
-    if all(own.rank is not None for own, _ in pairs):
-        return min(
-            (len(rows) - (place_of(own, rows) > len(rows)) for own, rows in pairs), default=0
-        )
-    return max(len(rows) - (place_of(own, rows) >= len(rows)) for own, rows in pairs)
+def _token_ids(values: list[Any], what: str, name: str, position: int) -> list[int]:
+    """Ids of a list, checked at once where they are plain."""
+    if set(map(type, values)) == {int} and min(values) >= 0:
+        return values
+    return [whole(_ENGINE, value, what, name, position) for value in values]
