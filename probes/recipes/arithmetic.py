@@ -80,9 +80,10 @@ def _pretrain(recipe: TinyRecipe, folder: Path, report: Report) -> None:
         optimizer, recipe.pretrain_lr, total_steps=recipe.pretrain_steps
     )
     source = random.Random(stream(recipe.pretrain_seed, "sums"))
+    slips = random.Random(stream(recipe.pretrain_seed, "slips"))
     for step in range(recipe.pretrain_steps):
         rows = [
-            prompt + response
+            prompt + (_slipped(response) if slips.random() < recipe.careless else response)
             for prompt, response in (
                 draw_sum(source, recipe.operands) for _ in range(recipe.pretrain_batch)
             )
@@ -98,6 +99,12 @@ def _pretrain(recipe: TinyRecipe, folder: Path, report: Report) -> None:
         schedule.step()
         report("pre-training", (step + 1) / recipe.pretrain_steps)
     torch.save(model.state_dict(), folder / WEIGHTS)
+
+
+def _slipped(response: list[int]) -> list[int]:
+    """A response whose result is one too high; 63, the last number, becomes 0."""
+    running, sign, result, end = response
+    return [running, sign, (result + 1) % NUMBERS, end]
 
 
 class ArithmeticWorld:

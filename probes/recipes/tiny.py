@@ -68,6 +68,14 @@ class TinyRecipe(Recipe):
         4e-3, "Peak learning rate of pre-training (AdamW, one cycle).", above=0.0, pretraining=True
     )
     pretrain_seed: int = option(0, "Seed of the pre-training.", minimum=0, pretraining=True)
+    careless: float = option(
+        0.0,
+        "Share of pre-training examples whose result is one too high, a habit that a training "
+        "with rewards can take away.",
+        minimum=0.0,
+        below=1.0,
+        pretraining=True,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

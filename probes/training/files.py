@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
-
-import torch
+from typing import TYPE_CHECKING, Any, Final
 
 from deltad.curves import FORMAT, BatchLine, log_path, options_path, read_lines, read_options
 from deltad.probes.recipes.recipe import RecipeError
 from deltad.steps import steps_path
 
 from .options import Training
+
+if TYPE_CHECKING:
+    import torch
 
 CHECKPOINTS: Final = "_checkpoints"
 PROBES: Final = "_probes"
@@ -94,6 +96,8 @@ class RunFiles:
         optimizer : dict
             Its `state_dict`.
         """
+        import torch
+
         path = self.checkpoint
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -114,6 +118,8 @@ class RunFiles:
         RecipeError
             It cannot be read.
         """
+        import torch
+
         try:
             found: dict[str, Any] = torch.load(self.checkpoint, weights_only=True)
         except FileNotFoundError:
@@ -194,7 +200,7 @@ def claim(folder: Path, training: Training, *, resume: bool, versions: dict[str,
             )
 
 
-def _keep_lines(path: Path, wanted: Any) -> None:
+def _keep_lines(path: Path, wanted: Callable[[Any], bool]) -> None:
     """Keep the lines of a file that are wanted; half a line at the end goes too."""
     if not path.exists():
         return

@@ -1,0 +1,214 @@
+"""Whole trainings: what they log, and that an interrupted one ends as an undisturbed one."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from deltad.curves import CURVES, log_path, read_lines
+from deltad.dumps import Dump
+from deltad.dumps.validate import check_dump
+from deltad.probes.recipes import RecipeError, WorkerError
+from deltad.probes.training import Run, Training, train
+from deltad.probes.training.files import RunFiles
+from deltad.probes.training.loop import Trainer
+
+from .micro import contents, micro
+
+MASKS = ("ratio", "clip-higher")
+
+
+class Killed(BaseException):
+    """Ends a run where it stands, as a signal would."""
+
+
+def silent(text: str, fraction: float) -> None:
+    pass
+
+
+def train_here(run: Path, **options: Any) -> list[Run]:
+    options = {"masks": MASKS, "seeds": 1, "workers": 0, "quiet": True} | options
+    return train(options.pop("training", micro(probe_every=2)), run, **options)
+
+
+def dumped(run: Path, mask: str) -> dict[str, Any]:
+    dump = Dump.open(run / "_probes" / mask)
+    names = ("step", "token_id", "pre_logprob", "post_logprob", "in_loss", "topk_post_logprobs")
+    batches = list(dump.batches(mask, 0, columns=list(names)))
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in names}
+
+
+def weights(run: Path, mask: str) -> dict[str, torch.Tensor]:
+    saved = RunFiles(run, Run(mask, 0)).load()
+    assert saved is not None
+    found: dict[str, torch.Tensor] = saved["weights"]
+    return found
+
+
+def test_log_has_a_line_a_batch_and_one_for_the_last_evaluation(trained: Path) -> None:
+    for mask in MASKS:
+        lines = list(read_lines(log_path(trained, mask, 0)))
+        assert [(line.mask, line.seed) for line in lines] == [(mask, 0)] * 4
+        assert [(line.batch, line.step) for line in lines] == [(0, 0), (1, 2), (2, 4), (3, 6)]
+        known = ["correct" in line.sums for line in lines]
+        assert known == [True, False, True, True]
+        for line in lines[:-1]:
+            assert set(line.sums) >= {c.below for n, c in CURVES.items() if n != "accuracy"}
+            assert line.sums["responses"] == 2 * 2 * 4
+            assert line.sums["tokens"] == line.sums["length"]
+            assert line.sums["samples"] == 8 if "samples" in line.sums else True
+            values = line.values()
+            assert 0 <= values["reward"] <= 1
+            assert 1 <= values["length"] <= 5
+            assert 0 < values["entropy"] < math.log(72)
+
+
+def test_runs_of_one_seed_begin_alike_and_then_differ(trained: Path) -> None:
+    first, second = (next(iter(read_lines(log_path(trained, mask, 0)))).values() for mask in MASKS)
+    for name in ("accuracy", "reward", "length"):
+        assert first[name] == second[name]
+    ours, theirs = (weights(trained, mask) for mask in MASKS)
+    assert any(not torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_steps_are_those_of_the_log(trained: Path) -> None:
+    for mask in MASKS:
+        lines = list(read_lines(log_path(trained, mask, 0)))
+        path = trained / "_steps" / f"arm={mask}" / "seed=0" / "rank-0.jsonl"
+        steps = [json.loads(line) for line in path.read_text().splitlines()]
+        assert [step["step"] for step in steps] == list(range(6))
+        for name in ("tokens", "outside", "disagreement", "outside_increase"):
+            assert sum(step["counts"][name] for step in steps) == sum(
+                line.sums.get(name, 0) for line in lines
+            )
+        assert sum(step["masked"][mask] for step in steps) == sum(
+            line.sums.get("masked", 0) for line in lines
+        )
+        kl = sum(step["logprobs"]["k1"] for step in steps)
+        assert sum(line.sums.get("kl", 0) for line in lines) == pytest.approx(kl, rel=1e-7)
+
+
+def test_recorded_steps_are_a_dump_whose_mask_recomputes(trained: Path) -> None:
+    for mask in MASKS:
+        assert check_dump(trained / "_probes" / mask, strict=False) == []
+        rows = dumped(trained, mask)
+        assert sorted(set(rows["step"].tolist())) == [0, 2, 4]
+
+
+def test_first_minibatch_of_a_batch_is_on_policy(trained: Path) -> None:
+    rows = Dump.open(trained / "_probes" / "ratio").batches(
+        "ratio", 0, columns=["behavior_logprob", "pre_logprob"]
+    )
+    for batch in rows:
+        assert np.array_equal(batch["behavior_logprob"], batch["pre_logprob"])
+
+
+@pytest.mark.parametrize("moment", ["before_steps", "after_steps", "after_log", "in_checkpoint"])
+@pytest.mark.parametrize("every", [1, 2])
+def test_killed_run_ends_as_an_undisturbed_one(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, every: int
+) -> None:
+    run = tmp_path / "run"
+    training = micro(probe_every=2, checkpoint_every=every)
+    with monkeypatch.context() as patch:
+        _kill(patch, moment)
+        with pytest.raises(Killed):
+            train_here(run, training=training)
+    assert contents(run) != contents(trained)
+    assert train_here(run, training=training, resume=True) == [Run(mask, 0) for mask in MASKS]
+    assert contents(run) == contents(trained)
+    for mask in MASKS:
+        ours, theirs = weights(run, mask), weights(trained, mask)
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+        rows, wanted = dumped(run, mask), dumped(trained, mask)
+        assert all(np.array_equal(rows[name], wanted[name]) for name in wanted)
+    assert train_here(run, training=training, resume=True) == []
+
+
+def _kill(patch: pytest.MonkeyPatch, moment: str) -> None:
+    """Raise in the second batch of the first run."""
+    count = 0
+    owner: Any
+    owner, name = {
+        "before_steps": (Trainer, "_steps"),
+        "after_steps": (Trainer, "_steps"),
+        "after_log": (RunFiles, "write_line"),
+        "in_checkpoint": (RunFiles, "save"),
+    }[moment]
+    original = getattr(owner, name)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == 2 and moment in ("before_steps", "in_checkpoint"):
+            raise Killed
+        found = original(*args, **kwargs)
+        if count == 2:
+            raise Killed
+        return found
+
+    patch.setattr(owner, name, wrapped)
+
+
+def test_half_a_line_is_cut_off(trained: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        _kill(patch, "after_log")
+        with pytest.raises(Killed):
+            train_here(run)
+    with log_path(run, "ratio", 0).open("ab") as file:
+        file.write(b'{"mask":"ratio","se')
+    train_here(run, resume=True)
+    assert contents(run) == contents(trained)
+
+
+def test_workers_give_the_same_numbers(trained: Path, tmp_path: Path) -> None:
+    train_here(tmp_path / "run", workers=1)
+    assert contents(tmp_path / "run") == contents(trained)
+
+
+def test_other_options_are_refused_and_other_seeds_are_not(tmp_path: Path, cache: Path) -> None:
+    run = tmp_path / "run"
+    small = {"batches": 1, "minibatches": 1, "checkpoint_every": 0}
+    train_here(run, training=micro(**small), masks=("none",))
+    with pytest.raises(RecipeError, match="is not empty: resume it"):
+        train_here(run, training=micro(**small), masks=("none",))
+    with pytest.raises(RecipeError, match=r"threshold is 0\.15 there and 0.05 now"):
+        train_here(run, training=micro(**small, threshold=0.05), resume=True)
+    done = train_here(run, training=micro(**small), masks=("none",), seeds=2, resume=True)
+    assert done == [Run("none", 1)]
+
+
+def test_failure_names_mask_and_seed(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trainer, "_steps", lambda *args: 1 / 0)
+    with pytest.raises(WorkerError, match=r"^ratio, seed 3: ZeroDivisionError"):
+        train_here(tmp_path / "run", masks=("ratio",), seeds=[3])
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8-rollout", "fp8"])
+def test_low_precision_trains_from_master_weights(
+    tmp_path: Path, cache: Path, precision: str
+) -> None:
+    training: Training = micro(precision=precision, batches=1, probe_every=1)
+    run = tmp_path / "run"
+    train_here(run, training=training, masks=("none",))
+    saved = weights(run, "none")
+    matrices = [value for value in saved.values() if value.ndim > 1]
+    assert any(not torch.equal(value, value.bfloat16().float()) for value in matrices)
+    rows = Dump.open(run / "_probes" / "none").batches(
+        "none", 0, columns=["step", "behavior_logprob", "pre_logprob"]
+    )
+    gap = np.concatenate(
+        [np.abs(b["behavior_logprob"] - b["pre_logprob"])[b["step"] == 0] for b in rows]
+    )
+    assert 0 < gap.max() < 0.5  # on-policy but for the precision of the rollout
+    line = next(iter(read_lines(log_path(run, "none", 0))))
+    assert math.isfinite(line.values()["delta_d"])
