@@ -131,7 +131,8 @@ def rollout(folder: str, *, seed: int = 0, groups: int = 4, per_group: int = 4) 
     from transformers import Qwen3ForCausalLM
     from verl.utils import tensordict_utils as tu
 
-    policy = Qwen3ForCausalLM.from_pretrained(folder).eval()
+    policy: Any = Qwen3ForCausalLM.from_pretrained(folder)
+    policy.eval()
     random = torch.Generator().manual_seed(seed)
 
     def nest(rows: list[torch.Tensor]) -> torch.Tensor:
@@ -164,9 +165,7 @@ def rollout(folder: str, *, seed: int = 0, groups: int = 4, per_group: int = 4) 
             "position_ids": nest([torch.arange(len(row)) for row in whole]),
             "response_mask": nest(ones),
             "loss_mask": nest(ones),
-            "advantages": nest(
-                [row * each for row, each in zip(ones, advantages, strict=True)]
-            ),
+            "advantages": nest([row * each for row, each in zip(ones, advantages, strict=True)]),
             "old_log_probs": nest(logprobs),
             "rollout_log_probs": nest(logprobs),
             "teacher_ids": nest([each.indices.int() for each in topk]),

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from deltad.losses import PolicyLogprobs, policy_logprobs
 from deltad.losses.vocab_parallel import vocab_parallel_logprobs
+from deltad.probes.errors import ProbeError
+from deltad.probes.readout import Readout
 
-from ..errors import ProbeError
-from ..readout import Readout
 from .fields import TOPK_IDS, has_topk, responses_of
 
 COLLISION: Final = "deltad_collision"
@@ -164,9 +164,7 @@ def unpack(output: Mapping[str, Any], data: Any) -> PolicyLogprobs:
         Of shape (response, token), without gradient.
     """
     names = [name for name in output if name.startswith(_ID.format(""))]
-    laid = [
-        responses_of(output[_ID.format(index)], data).detach() for index in range(len(names))
-    ]
+    laid = [responses_of(output[_ID.format(index)], data).detach() for index in range(len(names))]
     if not laid:
         raise ProbeError("the engine did not hand over its logits: is its head fused with a loss?")
     return PolicyLogprobs(

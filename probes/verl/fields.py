@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn.functional import pad
 
-from ..behavior import ResponseTokens
-from ..errors import ProbeError
+from deltad.probes.behavior import ResponseTokens
+from deltad.probes.errors import ProbeError
 
 ROW: Final = "deltad_row"
 """Field of the batch that numbers its responses; micro-batches carry it along."""
@@ -148,11 +148,11 @@ def read_fields(data: Any, *, rank: int, ranks: int) -> BatchFields:
     else:
         behavior["topk_source"] = "none: the support is the sampled token and the rest"
     tokens = ResponseTokens(
-        response_mask=F.pad(mask, (1, 0)),
-        advantages=F.pad(padded(data["advantages"]).float().cpu(), (1, 0)),
-        behavior_logprobs=F.pad(mu, (1, 0)),
-        topk_ids=F.pad(topk_ids, (0, 0, 1, 0), value=-1),
-        topk_logprobs=F.pad(topk_logprobs, (0, 0, 1, 0)),
+        response_mask=pad(mask, (1, 0)),
+        advantages=pad(padded(data["advantages"]).float().cpu(), (1, 0)),
+        behavior_logprobs=pad(mu, (1, 0)),
+        topk_ids=pad(topk_ids, (0, 0, 1, 0), value=-1),
+        topk_logprobs=pad(topk_logprobs, (0, 0, 1, 0)),
         sequence=torch.arange(responses) * ranks + rank,
         group=torch.tensor(_groups(data)),
     )

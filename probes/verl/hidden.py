@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from deltad.losses import PolicyLogprobs
+from deltad.probes.errors import ProbeError
+from deltad.probes.head import Head
 
-from ..errors import ProbeError
-from ..head import Head
 from .columns import Columns, Layout, ids_of, pack
 from .fields import temperature_of
 
@@ -70,7 +70,7 @@ class HiddenReader:
             self._micro_batch = self._found = None
 
     def columns(self, logits: Tensor) -> Columns:
-        """What was read for the logits that the engine has just made, shape (1, position, vocab)."""
+        """What was read for the logits just made, of shape (1, position, vocab)."""
         if self._found is None:
             raise ProbeError(
                 "the engine made logits and its output head did not run: set "

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Final
 
-from ..errors import ProbeError
+from deltad.probes.errors import ProbeError
+
 from .when_imported import forget, when_imported
 
 ENGINES: Final = "verl.workers.engine.base"
@@ -71,9 +72,7 @@ def wrap_engines(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def train_batch(self: Any, data: Any, loss_function: Any) -> Any:
-        return session_of(self).train_batch(
-            functools.partial(original, self), data, loss_function
-        )
+        return session_of(self).train_batch(functools.partial(original, self), data, loss_function)
 
     setattr(train_batch, _ORIGINAL, original)
     engine.train_batch = train_batch

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from deltad.losses import TopKLogprobs, trust_region_loss
 from deltad.masks import CRITERIA
-
-from ..errors import ProbeError
+from deltad.probes.errors import ProbeError
 
 
 @dataclass(frozen=True)

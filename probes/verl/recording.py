@@ -13,8 +13,8 @@ from deltad.dumps import DumpWriter, Metadata
 from deltad.dumps.layout import part_path
 from deltad.dumps.writer import part_numbers
 from deltad.losses import PolicyLogprobs
+from deltad.probes.rows import behavior_columns, entry_or_scalar, policy_columns
 
-from ..rows import behavior_columns, entry_or_scalar, policy_columns
 from .columns import readout_of
 from .fields import BatchFields
 from .policy_losses import LOSSES

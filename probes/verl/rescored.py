@@ -13,7 +13,8 @@ from uuid import uuid4
 import torch
 from torch import Tensor
 
-from ..errors import ProbeError
+from deltad.probes.errors import ProbeError
+
 from .fields import TOPK_IDS, TOPK_LOGPROBS
 from .settings import Settings
 

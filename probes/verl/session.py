@@ -11,10 +11,10 @@ from typing import Any, Final
 import torch
 
 from deltad.losses import PolicyLogprobs
+from deltad.probes.errors import ProbeError
+from deltad.probes.random_state import RandomState
+from deltad.probes.sharded.fsdp import is_fsdp1, reshard
 
-from ..errors import ProbeError
-from ..random_state import RandomState
-from ..sharded.fsdp import is_fsdp1, reshard
 from .columns import Columns, Layout, read_logits, unpack
 from .fields import (
     ROW,
@@ -179,9 +179,7 @@ class EngineSession:
             return torch.zeros((), device=_device_of(data)), {}
         dtype = str(student_logits.dtype).removeprefix("torch.")
         self._logits_dtype = dtype
-        if self._hidden is not None and (
-            self._settings.readout == "hidden" or dtype in _HALF
-        ):
+        if self._hidden is not None and (self._settings.readout == "hidden" or dtype in _HALF):
             return self._hidden.columns(student_logits)
         columns: Columns = read_logits(
             student_logits, data, self._layout, vocab_size=self._vocab_size()

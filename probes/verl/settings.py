@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self, get_args
 
 from deltad.dumps.writer import Existing
-
-from ..errors import ProbeError
+from deltad.probes.errors import ProbeError
 
 PREFIX: Final = "DELTAD_VERL_"
 """What the names of all variables begin with."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import Final
 
-from ..errors import ProbeError, first_line
+from deltad.probes.errors import ProbeError, first_line
+
 from .plugin import ENGINES, LOSSES_OF_VERL, is_wrapped
 from .policy_losses import LOSSES
 from .settings import Settings

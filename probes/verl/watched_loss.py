@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ProbeError
+from deltad.probes.errors import ProbeError
+
 from .columns import Columns, Layout, read_logits, unpack
 from .fields import ROW, TOPK_IDS, TOPK_LOGPROBS, is_distillation, padded, responses_of
 from .policy_losses import LOSSES, TopKFields, offer_topk

@@ -115,9 +115,7 @@ def recorded(run: Path, arm: str = "actual", seed: int = 0) -> dict[str, np.ndar
     """All rows of a checked dump by column: rank by rank, in the order of writing."""
     check_dump(run)
     batches = list(Dump.open(run).batches(arm, seed))
-    return {
-        name: np.concatenate([batch[name] for batch in batches]) for name in batches[0].columns
-    }
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0].columns}
 
 
 @torch.no_grad()
@@ -127,7 +125,8 @@ def expected_rows(
     """What transformers says of the responses with these weights, in float64."""
     from transformers import Qwen3ForCausalLM
 
-    policy = Qwen3ForCausalLM.from_pretrained(model).eval()
+    policy: Any = Qwen3ForCausalLM.from_pretrained(model)
+    policy.eval()
     policy.load_state_dict(weights)
     policy.double()
     found: dict[str, list[torch.Tensor]] = {

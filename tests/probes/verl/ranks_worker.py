@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import torch
 import torch.distributed as dist
+
+# A distribution among verl's requirements installs a package `tests`, which hides this folder.
+sys.modules["tests"] = tests = ModuleType("tests")
+tests.__path__ = [str(Path(__file__).parents[2])]
 
 from examples import verl_cpu
 from tests.probes.verl.engine_case import expected_rows, recorded, same, train

@@ -52,7 +52,7 @@ def logits() -> torch.Tensor:
 
 
 def megatron_on_two_ranks() -> None:
-    """Of Megatron what the layout asks for: the group of the vocabulary, and thd without padding."""
+    """Of Megatron what the layout asks for: the vocabulary's group, and thd without padding."""
     state, util = ModuleType("megatron.core.parallel_state"), ModuleType("verl.models.mcore.util")
     state.get_tensor_model_parallel_group = lambda: dist.group.WORLD  # type: ignore[attr-defined]
     util.preprocess_thd_engine = (  # type: ignore[attr-defined]
@@ -71,8 +71,8 @@ def one_rank(rank: int, store: Path) -> None:
     megatron_on_two_ranks()
     part = logits()[..., rank * PADDED // 2 : (rank + 1) * PADDED // 2]
     found = read_logits(part.bfloat16(), micro_batch(), Layout("thd"), vocab_size=VOCAB)
-    found = {name: values.tolist() for name, values in found.items()}
-    store.with_suffix(f".{rank}").write_text(json.dumps(found))
+    report = {name: values.tolist() for name, values in found.items()}
+    store.with_suffix(f".{rank}").write_text(json.dumps(report))
     dist.destroy_process_group()
 
 
@@ -91,7 +91,9 @@ def test_vocabulary_shards_give_the_columns_of_the_whole(tmp_path: Path) -> None
     following = torch.roll(data["input_ids"].values(), -1, 0)
     expected = {
         **{
-            f"deltad_id_{index}": truth.gather(1, data["teacher_ids"].values()[:, index, None])[:, 0]
+            f"deltad_id_{index}": truth.gather(1, data["teacher_ids"].values()[:, index, None])[
+                :, 0
+            ]
             for index in range(TOP_K)
         },
         f"deltad_id_{TOP_K}": truth.gather(1, following[:, None])[:, 0],

@@ -41,7 +41,8 @@ def logged(batch: Batch) -> dict[str, float]:
         batch.mask.long(),
         config=SimpleNamespace(**config, global_batch_info={}, get=lambda *_: 3.0),
     )
-    return found | metrics
+    logged: dict[str, float] = found | metrics
+    return logged
 
 
 def test_every_name_of_verls_is_logged_with_our_value() -> None:

@@ -129,7 +129,7 @@ def test_deltad_losses_reproduce_verls(
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("family", ["kl", "tv"])
 def test_our_binary_masks_train_as_verls_dppo(core_algos: Any, family: str, mode: str) -> None:
-    """What `loss_mode=binary_kl` trains with is what `dppo_kl` does, in float32 as verl calls it."""
+    """What `binary_kl` trains with is what `dppo_kl` does, in float32 as verl calls it."""
     for seed in range(8):
         batch = draw(seed)
         options = {"loss_agg_mode": mode, "config": config()}

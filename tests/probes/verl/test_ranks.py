@@ -23,7 +23,7 @@ def test_two_ranks_train_the_same_and_write_a_part_each(tmp_path: Path) -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
-            *("-m", "tests.probes.verl.ranks_worker", str(tmp_path)),
+            *(str(Path(__file__).with_name("ranks_worker.py")), str(tmp_path)),
         ],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},

@@ -65,8 +65,8 @@ def test_recording_changes_no_bit_of_the_training(
 def test_recording_leaves_random_numbers_alone(batch: Any, tmp_path: Path) -> None:
     """With dropout on, the same numbers are drawn in training, before it and after it."""
     dropping = verl_cpu.tiny_model(str(tmp_path / "model"))
-    config = json.loads((tmp_path / "model" / "config.json").read_text())
-    (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "attention_dropout": 0.3}))
+    file = tmp_path / "model" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "attention_dropout": 0.3}))
     bare = train(dropping, batch=batch, plugged=False)
     assert same(bare, train(dropping, tmp_path / "run", batch=batch))
     still = train(dropping, tmp_path / "still", batch=batch, lr=0.0)
@@ -82,7 +82,10 @@ def test_rows_are_what_transformers_says(model: str, batch: Any, tmp_path: Path)
     lengths = [len(row) for row in batch["responses"].unbind()]
     for step, (first, half) in enumerate([(0, slice(0, HALF)), (HALF, slice(HALF, None))]):
         mine = {name: values[rows["step"] == step] for name, values in rows.items()}
-        for when, weights in (("pre", training.weights[step]), ("post", training.weights[step + 1])):
+        for when, weights in (
+            ("pre", training.weights[step]),
+            ("post", training.weights[step + 1]),
+        ):
             expected = expected_rows(model, weights, batch, half, 1.0)
             for column, name in (
                 (f"{when}_logprob", "logprob"),
@@ -127,7 +130,9 @@ def test_in_loss_is_what_the_mask_decides(model: str, batch: Any, tmp_path: Path
     shifted = batch.copy()
     values = batch["old_log_probs"].values()
     moved = values - 0.5 + torch.randn(values.shape, generator=noise)
-    nested = torch.nested.nested_tensor_from_jagged(moved.clamp(max=-1e-3), batch["old_log_probs"].offsets())
+    nested = torch.nested.nested_tensor_from_jagged(
+        moved.clamp(max=-1e-3), batch["old_log_probs"].offsets()
+    )
     shifted["old_log_probs"] = nested
     shifted["rollout_log_probs"] = nested
     for theirs, ours in (("dppo_kl", "binary-kl"), ("binary_kl", "binary-kl")):
@@ -167,7 +172,9 @@ def test_without_the_topk_the_binary_support_is_recorded(
         rows["behavior_logprob"].astype(np.float64), rows["pre_logprob"].astype(np.float64)
     )
     for family, divergence in DIVERGENCES.items():
-        recordings = [tokens_of(each, dump).divergence(family) for each in dump.batches("actual", 0)]
+        recordings = [
+            tokens_of(each, dump).divergence(family) for each in dump.batches("actual", 0)
+        ]
         np.testing.assert_allclose(np.concatenate(recordings), divergence(support), atol=1e-12)
     # Without a uid the same prompt is the same group.
     assert len(set(rows["group"])) == 4
@@ -294,7 +301,9 @@ def test_a_step_that_the_engine_skips_is_not_recorded(
 
 def test_the_topk_losses_train_with_the_topk(model: str, batch: Any) -> None:
     training = train(model, batch=batch, loss_mode="predictive_kl_exact", lr=1e-2)
-    assert training.metrics["deltad/divergence/sum"][1] > training.metrics["deltad/divergence/sum"][0]
+    assert (
+        training.metrics["deltad/divergence/sum"][1] > training.metrics["deltad/divergence/sum"][0]
+    )
     with pytest.raises(ProbeError, match="predictive_kl needs the behaviour policy's top-K"):
         train(
             model, batch=batch, loss_mode="predictive_kl", drop=("teacher_ids", "teacher_logprobs")
