@@ -7,6 +7,7 @@ together in a batch, hence the rounding, would be left to chance.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -34,9 +35,14 @@ ENVIRONMENT: Final[Mapping[str, str]] = {
 """Set while the engine is opened, where the user has not set them: one process, which keeps its
 cores to choose from, and only errors in the log."""
 
+_OPENED: weakref.WeakSet[VllmEngine] = weakref.WeakSet()
+"""Engines of this process that are open: at most one."""
+
 
 def open_engine(model: Any, sampling: Sampling, precision: str) -> VllmEngine:
-    """Load a transformers model into vLLM.
+    """Load a transformers model into vLLM; an engine opened earlier in this process is closed.
+
+    vLLM's process groups belong to the process: closing one engine takes them from any other.
 
     Parameters
     ----------
@@ -52,6 +58,8 @@ def open_engine(model: Any, sampling: Sampling, precision: str) -> VllmEngine:
     RecipeError
         vLLM refuses the model; its own words are handed on.
     """
+    for earlier in list(_OPENED):
+        earlier.close()
     with saved_weights(model) as folder, _as_it_was():
         import vllm
 
@@ -89,6 +97,9 @@ class VllmEngine:
 
     def __init__(self, llm: Any, sampling: Sampling, precision: str) -> None:
         self._llm, self._sampling, self._precision = llm, sampling, precision
+        # vLLM would do so itself, but late: its objects refer to each other in circles.
+        self._close = weakref.finalize(self, llm.llm_engine.engine_core.shutdown)
+        _OPENED.add(self)
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -102,12 +113,21 @@ class VllmEngine:
             "seeds": "one for each request",
         }
 
+    def close(self) -> None:
+        """Give memory and process groups back; nothing can be generated afterwards."""
+        self._close()
+        _OPENED.discard(self)
+
     def generate(
         self, prompts: Sequence[Sequence[int]], seeds: Sequence[int]
     ) -> list[EngineResponse]:
         """Sample one response to each prompt, each from its own seed."""
         from vllm import SamplingParams
 
+        if not self._close.alive:
+            raise RecipeError(
+                "this vLLM was closed, perhaps because another was opened: a process has one"
+            )
         wanted = self._sampling
         parameters = [
             SamplingParams(

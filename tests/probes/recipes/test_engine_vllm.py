@@ -16,13 +16,13 @@ import torch
 
 from deltad.dumps import Dump, check_dump
 from deltad.probes.engines import EngineResponse, read_vllm, read_vllm_prompt
-from deltad.probes.recipes import RecipeError, SmolLM2Recipe, record
+from deltad.probes.recipes import RecipeError, SmolLM2Recipe, engine_vllm, record
 from deltad.probes.recipes.arithmetic import build_model
 from deltad.probes.recipes.engine import RolloutEngine, Sampling, open_engine, saved_weights
 from deltad.probes.recipes.engine_vllm import ENVIRONMENT
 from deltad.probes.recipes.engine_vllm import open_engine as open_model
 
-from .micro import micro, small_model
+from .micro import micro
 from .scoring import Mismatch, mismatch
 
 pytestmark = [
@@ -43,7 +43,7 @@ def model() -> Any:
     """An untrained Qwen3 with 72 ids, its logits spread over several nats."""
     made = build_model(micro(**WIDE)).eval()
     with torch.no_grad():
-        made.get_input_embeddings().weight.mul_(10)
+        made.get_input_embeddings().weight.mul_(3)
     return made
 
 
@@ -84,10 +84,12 @@ def raw(model: Any) -> Iterator[Any]:
     with saved_weights(model) as folder, pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
-        yield vllm.LLM(
+        llm = vllm.LLM(
             model=str(folder), dtype="float32", skip_tokenizer_init=True, enforce_eager=True,
             kv_cache_memory_bytes=2**26, max_num_seqs=16, disable_log_stats=True,
         )  # fmt: skip
+        yield llm
+        llm.llm_engine.engine_core.shutdown()
 
 
 def generate(llm: Any, prompts: list[list[int]], **options: Any) -> Any:
@@ -186,9 +188,14 @@ def test_process_is_left_as_it_was(opening: Opening) -> None:
     assert opening.before == opening.after
 
 
-def test_model_that_vllm_refuses_is_told_in_its_words() -> None:
-    with pytest.raises(RecipeError, match=r"vLLM cannot take this model in float32: .*head_size"):
-        open_model(small_model(), Sampling(1.0, 4, STOP, 5), "float32")
+def test_what_vllm_refuses_is_told_in_its_words(
+    model: Any, opening: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_vllm, "KV_CACHE_BYTES", 2**10)
+    with pytest.raises(RecipeError, match=r"(?i)vLLM cannot take this model in float32: .*cache"):
+        open_model(model, Sampling(1.0, 4, STOP, 5), "float32")
+    with pytest.raises(RecipeError, match="this vLLM was closed"):
+        opening.engine.generate(PROMPTS, range(len(PROMPTS)))
 
 
 def test_recorded_dump_is_in_order_and_repeats(cache: Path, tmp_path: Path) -> None:

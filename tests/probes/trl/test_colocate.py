@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,7 @@ def colocated() -> Iterator[pytest.MonkeyPatch]:
 
 def trained(folder: Path, dtype: str, patch: pytest.MonkeyPatch) -> laws.Pair:
     """The same training twice, with an engine of this dtype."""
-    import trl.generation.vllm_generation as generation
-
+    generation: Any = importlib.import_module("trl.generation.vllm_generation")
     made = generation.LLM
 
     def engine(**options: Any) -> Any:
