@@ -72,7 +72,7 @@ def import_(
     ] = None,
     top_k: Annotated[
         int | None,
-        typer.Option(min=1, help="K.", show_default="the longest list"),
+        typer.Option(min=1, help="K.", show_default="RUN's, else the longest list"),
     ] = None,
     temperature: Annotated[
         float | None,

@@ -127,7 +127,8 @@ def import_dump(
     arm, seed : str, int
         Partition.
     top_k : int, optional
-        K; by default the longest list of all responses, and 1 where there is none.
+        K; by default that of RUN where there is one, else the longest list of all responses,
+        and 1 where there is none.
     existing : {"refuse", "replace", "append"}
         What to do where RUN has this arm and seed.
     progress : callable, optional
@@ -150,6 +151,7 @@ def import_dump(
     run = Path(run)
     first, readings = _first(source, {"pre": pre, "post": post})
     longest, bare = _lists_of(first)
+    top_k = top_k or _top_k_of(run, arm, seed, existing)
     described = Metadata(**{**metadata, "top_k": top_k or max(1, longest)})
     _check_run(run, described, arm, seed, existing)
     others = {"join": join, "pre": pre, "post": post}
@@ -258,6 +260,14 @@ def _check_run(run: Path, metadata: Metadata, arm: str, seed: int, existing: str
                     f"`{key}` must be the same in all files of a dump, found {there}, and {have} "
                     "in what is imported",
                 )
+
+
+def _top_k_of(run: Path, arm: str, seed: int, existing: str) -> int | None:
+    """K of what will stay in RUN; None where that is nothing."""
+    for part in scan(run)[0] if run.exists() else []:
+        if existing != "replace" or (part.arm, part.seed) != (arm, seed):
+            return part.metadata.top_k
+    return None
 
 
 def _known_keys(run: Path, arm: str, seed: int) -> set[tuple[int, int | str]]:

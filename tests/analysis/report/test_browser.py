@@ -546,3 +546,30 @@ def test_whole_page_has_its_figures_and_no_complaint(browser: Any, html_file: Pa
     ids = page.tab.evaluate("[...document.querySelectorAll('[id]')].map(each => each.id)")
     assert len(ids) == len(set(ids))
     page.close()
+
+
+def test_without_the_policy_after_the_update_counts_of_delta_are_dashes(
+    browser: Any, run: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    for part in part_files(copy):
+        table = pq.ParquetFile(part).read().drop_columns(["post_logprob", "topk_post_logprobs"])
+        write_table(part, table, read_metadata(part))
+    page = Page(browser, viewer_alone(copy, tmp_path / "report.html"))
+    try:
+        theirs = rate_table(Dump.open(run))
+        assert page.value("outside") == theirs.outside.tokens > 0
+        assert page.value("disagreement") == theirs.disagreement.tokens > 0
+        assert page.value("criterion-kept") == theirs.criterion.kept
+        for name in ("outside-base", "outside-guess", "criterion-unsafe", "baseline-contracting",
+                     "criterion-rate", "baseline-fraction", "difference"):  # fmt: skip
+            assert np.isnan(page.value(name)), name
+        assert page.value("criterion-seeds") == 0
+        shown = page.tab.locator('.counts [data-count="criterion-unsafe"]').first.inner_text()
+        assert shown == "–"
+        assert "ΔD and π after are unknown" in page.tab.locator("#tokens").inner_text()
+        page.tab.locator("[data-token]").first.click()
+        page.settle()
+    finally:
+        page.close()

@@ -293,6 +293,24 @@ def test_what_is_there_is_refused_replaced_or_gone_on_with(plain: Path, tmp_path
     assert sorted(entry.name for entry in run.iterdir()) == ["arm=none"]
 
 
+def test_k_is_that_of_the_dump_that_is_gone_on_with(plain: Path, tmp_path: Path) -> None:
+    whole = responses(plain, "none", 0)
+    first = write_json(tmp_path / "first.jsonl", whole[:4])
+    for record in whole:
+        for name in ("topk_ids", "topk_behavior_logprobs", "topk_pre_logprobs"):
+            record[name] = [each[:2] for each in record[name]]
+        record["topk_post_logprobs"] = [each[:2] for each in record["topk_post_logprobs"]]
+    short = write_json(tmp_path / "short.jsonl", whole[4:])
+    run = tmp_path / "run"
+    assert import_dump(ScoringFiles([first]), run, metadata=METADATA).top_k == 4
+    done = import_dump(ScoringFiles([short]), run, metadata=METADATA, existing="append")
+    assert done.top_k == 4
+    alone = import_dump(ScoringFiles([short]), run, metadata=METADATA, existing="replace")
+    assert alone.top_k == 2
+    with pytest.raises(OfflineError, match="must hold K = 2 ids at most, found"):
+        import_dump(ScoringFiles([first]), run, metadata=METADATA, arm="ratio")
+
+
 def test_memory_holds_few_responses_whatever_the_order(
     plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
