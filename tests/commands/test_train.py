@@ -20,7 +20,7 @@ from deltad.curves import log_path, read_lines, read_options
 from deltad.probes.training import Training
 from deltad.probes.training.options import own_fields, world_fields
 from tests.analysis.trainings import write_training
-from tests.probes.training.micro import MICRO, contents, micro
+from tests.probes.trainings.micro import MICRO, contents, micro
 
 SCRIPT = Path(sys.executable).with_name("deltad")
 
