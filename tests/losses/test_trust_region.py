@@ -574,3 +574,17 @@ def test_a_row_of_padding_is_judged_on_the_binary_support() -> None:
     assert torch.equal(
         run(batch, topk=blank).keep, run(batch, criterion="binary-kl", topk=None).keep
     )
+
+
+@pytest.mark.parametrize("name", ["mis", "icepop", "clip-higher", "binary-kl"])
+def test_a_masked_tokens_overflowing_ratio_is_no_nan(name: str) -> None:
+    """log r = 799.9: e to that is infinite in float64, and 0 times it would be NaN."""
+    log_mu = torch.tensor([[-800.0, -1.0]], dtype=torch.float64)
+    log_pi = torch.tensor([[-0.1, -0.9]], dtype=torch.float64).requires_grad_()
+    one = torch.ones(1, 2, dtype=torch.float64)
+    result = trust_region_loss(log_pi, log_mu, one, one, criterion=name)
+    result.loss.backward()  # type: ignore[no-untyped-call]
+    assert result.keep.tolist() == [[False, True]]
+    assert result.loss.item() == pytest.approx(-math.exp(0.1) / 2, rel=1e-12)
+    assert log_pi.grad is not None
+    assert log_pi.grad.tolist() == [[0.0, pytest.approx(-math.exp(0.1) / 2, rel=1e-12)]]
