@@ -12,6 +12,7 @@ from deltad.probes.rows import Rows
 from deltad.steps import StepQuestion
 from deltad.weights import weight
 
+from . import checks
 from .attached import Attached
 from .checks import Behavior
 from .loss import MaskedLoss
@@ -96,6 +97,7 @@ def attach(
     A step that only trains with a mask (`run=None, metrics=False`) makes no forward of the
     probe's but the one that reads μ; else *post* takes one more a micro-batch.
     """
+    checks.check_trainer(trainer)
     return Attached(
         trainer,
         run,

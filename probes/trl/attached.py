@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from torch import Tensor
-from transformers import TrainerCallback
 
 from deltad.dumps import Metadata
 from deltad.dumps.writer import Existing
@@ -25,7 +24,8 @@ from . import checks
 from .batch import KNOWN, without_ours
 from .checks import Behavior
 from .describe import describe
-from .loss import MaskedLoss, check_trainer
+from .events import Events
+from .loss import MaskedLoss, check_trainer, in_loss
 from .metrics import StepSums, over_ranks
 from .patches import Patches, undecorated
 from .policy import PolicyAsBehavior
@@ -72,7 +72,6 @@ class Attached:
         existing: Existing,
         probe_options: Mapping[str, Any],
     ) -> None:
-        checks.check_trainer(trainer)
         if loss is not None:
             check_trainer(trainer)
         if top_k < 1:
@@ -121,7 +120,7 @@ class Attached:
             top_k=top_k,
             wanted=self._is_training,
         )
-        self._events = _Events(self)
+        self._events = Events(self)
         trainer.add_callback(self._events)
         trainer.__dict__[checks.MARK] = self
 
@@ -300,7 +299,7 @@ class Attached:
                 self._loss.put_into(current.inputs, logps, current.batch, current.mask)
             )
         elif logps.requires_grad and self._wants_rows:
-            logps.register_hook(_in_loss(current))  # type: ignore[no-untyped-call]
+            logps.register_hook(in_loss(current.batch, current.mask, current.inputs["advantages"]))  # type: ignore[no-untyped-call]
         return result
 
     def _record(self, arm: str, rows: Rows) -> None:
@@ -332,39 +331,3 @@ class Attached:
             loss=self._loss,
             ladder=self._probe.ladder_metadata,
         )
-
-
-class _Events(TrainerCallback):
-    """Hands the trainer's events on; the trainer calls callbacks with neither batch nor trainer."""
-
-    def __init__(self, attached: Attached) -> None:
-        self._attached = attached
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._attached.begin(state.global_step)
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._attached.step_begins(state.global_step)
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._attached.before_step()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._attached.step_ends()
-
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._attached.saved()
-
-
-def _in_loss(current: _Current) -> Callable[[Tensor], None]:
-    """Note at backward which tokens TRL's loss took a gradient of."""
-    batch, mask = current.batch, current.mask
-    advantages = current.inputs["advantages"]
-    if advantages.ndim == 1:
-        advantages = advantages[:, None]
-
-    def note(gradient: Tensor) -> None:
-        # A token of no advantage has no gradient and was not masked for it.
-        batch.keep(((gradient != 0) | (advantages == 0))[mask])
-
-    return note

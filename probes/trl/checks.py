@@ -59,6 +59,11 @@ def check_trainer(trainer: Any) -> None:
             "TRL under FSDP is not supported, since it could not be tried: use DDP, or a loop of "
             "your own with UpdateProbe, which knows fully_shard"
         )
+    if getattr(getattr(trainer, "args", None), "torch_compile", False):
+        raise ProbeError(
+            "args.torch_compile is not supported: hooks within a compiled model are ignored, so "
+            "its hidden states at the time of generation cannot be seen"
+        )
     if not 0 < trainer.temperature < math.inf:
         raise ProbeError(
             f"args.temperature must be positive, got {trainer.temperature}: log-probs are at it"

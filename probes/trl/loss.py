@@ -16,7 +16,7 @@ and `delta` have no effect.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -153,6 +153,31 @@ class MaskedLoss:
             parameters=self.parameters,
             ratio_cap=self.ratio_cap,
         )
+
+
+def in_loss(batch: MicroBatch, mask: Tensor, advantages: Tensor) -> Callable[[Tensor], None]:
+    """Note at backward which tokens TRL's own loss took a gradient of.
+
+    Parameters
+    ----------
+    batch : MicroBatch
+        Is told.
+    mask : Tensor of bool, shape (B, T)
+        Tokens of its rows.
+    advantages : Tensor, shape (B,) or (B, T)
+        Â; a token of none has no gradient, and was not masked for it.
+
+    Returns
+    -------
+    callable
+        A hook for the trainer's log-probs, shape (B, T).
+    """
+    weighed = advantages[:, None] if advantages.ndim == 1 else advantages
+
+    def note(gradient: Tensor) -> None:
+        batch.keep(((gradient != 0) | (weighed == 0))[mask])
+
+    return note
 
 
 def check_trainer(trainer: Any) -> None:

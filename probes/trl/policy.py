@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from deltad.probes.behavior import ResponseTokens
+from deltad.probes.errors import ProbeError
 from deltad.probes.forward import Forward
 from deltad.probes.head import Head
 from deltad.probes.microbatch import MicroBatch
@@ -97,7 +98,10 @@ class PolicyAsBehavior:
         forward = self._forward(inputs)
         batch.receive(forward, self._head.vocab_size)
         if forward.hidden is None:
-            raise AssertionError("the hidden states of a model that is not compiled are seen")
+            raise ProbeError(
+                "the hidden states of a compiled model cannot be seen: do not compile the model "
+                "that is probed"
+            )
         hidden = batch.select(forward.hidden)
         rows = torch.arange(batch.size)
         sampled = batch.ids(rows)[:, -1:].to(hidden.device)

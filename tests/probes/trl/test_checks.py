@@ -43,6 +43,7 @@ def trainer(**options: Any) -> Any:
         ({"_is_vlm": True}, "vision-language"),
         ({"is_deepspeed_enabled": True}, "DeepSpeed.*use DDP"),
         ({"is_fsdp_enabled": True}, "FSDP.*use DDP"),
+        ({"args": SimpleNamespace(torch_compile=True)}, "torch_compile is not supported"),
         ({"temperature": 0.0}, "temperature must be positive, got 0.0"),
         ({MARK: object()}, r"attached to this trainer already.*detach"),
     ],

@@ -48,7 +48,11 @@ def test_what_was_wrapped_once_more_is_left_alone() -> None:
     patches = Patches()
     patches.around(one, "value", twice)
     ours = one.value
-    one.value = theirs = lambda: ours() + 1
+
+    def theirs() -> int:
+        return int(ours()) + 1
+
+    one.value = theirs
     patches.restore()
     assert one.value is theirs
     assert one.value() == 3
