@@ -224,6 +224,11 @@ class EngineSession:
                 "the logits, which deltad's plugin reads, are never made under fused kernels: set "
                 "actor_rollout_ref.model.use_fused_kernels=False"
             )
+        if getattr(self._engine, "enable_routing_replay", False):
+            raise ProbeError(
+                "the forwards in which deltad's plugin reads the policy would use up the routes that "
+                "router replay keeps for the training: set router_replay.mode=disabled"
+            )
         if getattr(config, "pad_to_length", False):
             raise ProbeError(
                 "verl does not hand over logits of packed batches that it pads to a length: set "
