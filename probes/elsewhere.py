@@ -177,6 +177,8 @@ class Elsewhere:
         dtype = torch.promote_types(torch.promote_types(hidden.dtype, weight.dtype), torch.float32)
         with full_precision(hidden.device):
             logits = hidden.to(dtype) @ weight.to(dtype).t()
+            for low, high in head.low_rank(hidden):
+                logits = logits + low.to(dtype) @ high.to(dtype).t()
             if bias is not None:
                 logits = logits + bias.to(dtype)
             logits = logits * head.scale

@@ -1,4 +1,4 @@
-"""Meshes of two axes, on four ranks."""
+"""Meshes of two axes, on two ranks (the first axis has length 1) or four."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from .training import Trained, batches_of, local_weights, same, train
 
 
 def both(model: Any) -> Trained:
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+    mesh = init_device_mesh(
+        "cpu", (distributed.get_world_size() // 2, 2), mesh_dim_names=("data", "tensor")
+    )
     parallelize_module(
         model, mesh["tensor"], {"lm_head": ColwiseParallel(output_layouts=Replicate())}
     )
@@ -32,7 +34,9 @@ def both(model: Any) -> Trained:
 
 
 def hybrid(model: Any) -> Trained:
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+    mesh = init_device_mesh(
+        "cpu", (distributed.get_world_size() // 2, 2), mesh_dim_names=("replicas", "shards")
+    )
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
@@ -60,9 +64,15 @@ def _recorded(out: Path, prepare: Any, data_rank: int) -> Dump:
 
 def tensor_parallel_within_fsdp(out: Path) -> None:
     dump = _recorded(out / "RUN", both, distributed.get_rank() // 2)
-    assert [(part.rank, part.metadata.ranks) for part in dump.parts] == [(0, 2), (1, 2)]
+    pairs = distributed.get_world_size() // 2
+    assert [(part.rank, part.metadata.ranks) for part in dump.parts] == [
+        (n, pairs) for n in range(pairs)
+    ]
 
 
 def hybrid_sharding(out: Path) -> None:
     dump = _recorded(out / "RUN", hybrid, distributed.get_rank())
-    assert [(part.rank, part.metadata.ranks) for part in dump.parts] == [(n, 4) for n in range(4)]
+    world = distributed.get_world_size()
+    assert [(part.rank, part.metadata.ranks) for part in dump.parts] == [
+        (n, world) for n in range(world)
+    ]

@@ -23,6 +23,8 @@ QUICK = (
     "tensor_parallel.uneven",
     "tensor_parallel.megatron",
     "tensor_parallel.one_part_for_all",
+    "mesh.tensor_parallel_within_fsdp",
+    "mesh.hybrid_sharding",
     "traps.a_forward_within_the_step",
     "traps.gradients_do_not_leak",
     "traps.the_next_forward_has_the_new_weights",
