@@ -52,7 +52,8 @@ def read_openai(
         `union` or `replaced-last`. By default completions are `union` (K or K + 1 entries). Chat
         of a vLLM (it says so in `system_fingerprint`) is `replaced-last`: the sampled token
         first, then the top K − 1. Chat of others is `union` where some list lacks the sampled
-        token, or none can have lost an entry, else `replaced-last`, which claims less.
+        token or is longer than the rest, or none can have lost an entry, else `replaced-last`,
+        which claims less.
     start
         With `echo`, the token at which the response begins; by default the first that the
         prompt does not hold (`token_ids`, or else `usage.prompt_tokens`).
@@ -131,7 +132,8 @@ class _Reader:
                 request=name,
             )
         by_text = logprobs.get("content") is None
-        width = width_of(tokens, lists, self.listed, exact=not by_text)
+        exact = not by_text and not _uneven(lists)
+        width = width_of(tokens, lists, self.listed, exact=exact)
         positions = [
             position_of(
                 token, entries, None if token_ids is None else token_ids[index], width,
@@ -288,6 +290,8 @@ def _chat_support(
     """Whether the sampled token may stand in the place of the K-th."""
     if str(body.get("system_fingerprint", "")).startswith("vllm"):
         return "replaced-last"
+    if _uneven(lists):
+        return "union"
     may_replace = False
     for token, entries in zip(tokens, lists, strict=True):
         if not entries:
@@ -296,3 +300,8 @@ def _chat_support(
             return "union"
         may_replace = may_replace or token.is_last(entries)
     return "replaced-last" if may_replace else "union"
+
+
+def _uneven(lists: Sequence[list[Entry] | None]) -> bool:
+    """Whether some lists are longer, as where a sampled token outside the top-K is appended."""
+    return len({len(entries) for entries in lists if entries}) > 1

@@ -68,6 +68,15 @@ def test_chat_of_others_claims_no_top_k_that_it_cannot_prove(known: Known) -> No
     assert response.support == ("replaced-last" if inside and last else "union")
 
 
+def test_chat_that_appends_the_sampled_token_has_longer_lists_there() -> None:
+    """As llama-cpp-python, whose chat is made of its completions."""
+    known = Known(np.log([[0.5, 0.3, 0.2]] * 2), [2, 0], 2)
+    body = chat(known, vllm=False)
+    first = body["choices"][0]["logprobs"]["content"][0]
+    first["top_logprobs"].append({"token": "token_id:2", "logprob": known.sampled(0)})
+    is_union(read_openai(body)[0], known)
+
+
 def test_a_text_of_several_ids_leaves_its_entry_out() -> None:
     known = Known(np.log([[0.5, 0.3, 0.2]]), [0], 3)
     (response,) = read_openai(
