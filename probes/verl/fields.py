@@ -23,7 +23,13 @@ to its engine as they are, a list of K for each token of prompt and response."""
 
 _ASKS: Final = "distillation_use_topk"
 _DISTILLS: Final = "deltad_distills"  # what the former was before the plugin set it
-_BATCH_FIELDS: Final = ("input_ids", "responses", "response_mask", "advantages", "old_log_probs")
+_BATCH_FIELDS: Final = (
+    "input_ids",
+    "responses",
+    "response_mask",
+    "advantages",
+    "old_log_probs",
+)
 
 
 @dataclass(frozen=True)
@@ -157,7 +163,11 @@ def read_fields(data: Any, *, rank: int, ranks: int) -> BatchFields:
         group=torch.tensor(_groups(data)),
     )
     return BatchFields(
-        tokens, padded(data["responses"]).cpu()[mask], mask, temperature_of(data), behavior
+        tokens,
+        padded(data["responses"]).cpu()[mask],
+        mask,
+        temperature_of(data),
+        behavior,
     )
 
 

@@ -14,6 +14,7 @@ from deltad.probes.errors import ProbeError
 from deltad.probes.head import Head
 
 from .columns import Columns, Layout, ids_of, pack
+from .engines import HALF
 from .fields import temperature_of
 
 _CHUNKS: Final = {"token_chunk": 512, "vocab_chunk": 4096}
@@ -32,22 +33,22 @@ class HiddenReader:
         verl's.
     layout : Layout
         Of its positions.
+    always : bool
+        Read also where the head gives logits in full precision.
 
     Attributes
     ----------
-    used : bool
-        Whether the engine has taken columns from here.
     metadata : dict
-        How the policy was read.
+        How the policy was read; empty until it was.
     """
 
-    def __init__(self, engine: Any, layout: Layout) -> None:
+    def __init__(self, engine: Any, layout: Layout, *, always: bool) -> None:
+        self._always = always
         self._engine = engine
         self._layout = layout
         self._micro_batch: Any = None
         self._found: tuple[PolicyLogprobs, Head, dict[str, Any]] | None = None
         self._verified = False
-        self.used = False
         self.metadata: dict[str, Any] = {}
 
     @contextmanager
@@ -69,22 +70,25 @@ class HiddenReader:
             del engine.forward_step
             self._micro_batch = self._found = None
 
+    @property
+    def has_read(self) -> bool:
+        """Whether something was read since the last `columns`."""
+        return self._found is not None
+
     def columns(self, logits: Tensor) -> Columns:
         """What was read for the logits just made, of shape (1, position, vocab)."""
         if self._found is None:
-            raise ProbeError(
-                "the engine made logits and its output head did not run: set "
-                "DELTAD_VERL_READOUT=logits"
-            )
+            raise ProbeError("nothing was read since the last logits")
         (found, head, dtypes), self._found = self._found, None
         if not self._verified:
             self._verify(found, head, logits, set(dtypes.values()))
-        self.used = True
         return pack(found)
 
     @torch.no_grad()
     def _on_head(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         """Hook of the head: read what enters it."""
+        if not self._always and str(output.dtype).removeprefix("torch.") not in HALF:
+            return
         hidden: Tensor = inputs[0].detach()
         data = self._micro_batch
         token_ids, topk_ids = ids_of(data, self._layout, hidden.device)
@@ -117,7 +121,11 @@ class HiddenReader:
         self._found = found, head, dtypes
 
     def _verify(
-        self, found: PolicyLogprobs, head: Head, logits: Tensor, dtypes: set[torch.dtype]
+        self,
+        found: PolicyLogprobs,
+        head: Head,
+        logits: Tensor,
+        dtypes: set[torch.dtype],
     ) -> None:
         """Hold the readout against the engine's logits, which are at the temperature already."""
         few = logits[0, :_CHECKED]

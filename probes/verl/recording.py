@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
@@ -49,6 +50,8 @@ class StepRecorder:
         self._writer: DumpWriter | None = None
         self._steps = 0
         self._existing = settings.existing
+        if settings.steps_per_file > 1:
+            atexit.register(self.close)  # Ray calls nothing of the kind
         self.first_step = self._last_step() + 1 if settings.existing == "append" else 0
 
     def write(
@@ -96,7 +99,11 @@ class StepRecorder:
                 temperature=fields.temperature,
                 model=model,
                 tokenizer=model,
-                behavior={"support": "union", **fields.behavior, **self._settings.behavior},
+                behavior={
+                    "support": "union",
+                    **fields.behavior,
+                    **self._settings.behavior,
+                },
                 readout=readout,
                 update=update,
                 versions=_versions(),
@@ -126,7 +133,11 @@ class StepRecorder:
 
     def _last_step(self) -> int:
         """Last step in this rank's files; −1 without any."""
-        place = {"arm": self._settings.arm, "seed": self._settings.seed, "rank": self._rank}
+        place = {
+            "arm": self._settings.arm,
+            "seed": self._settings.seed,
+            "rank": self._rank,
+        }
         last = -1
         for number in part_numbers(self._run, **place):  # type: ignore[arg-type]
             path = part_path(self._run, place["arm"], place["seed"], self._rank, number)  # type: ignore[arg-type]
@@ -154,7 +165,10 @@ def update_metadata(engine: Any, loss_function: Any) -> dict[str, Any]:
         "lr": getattr(optimizer, "lr", None),
     }
     if mode in LOSSES:
-        update |= {"criterion": LOSSES[mode].criterion, "divergence": LOSSES[mode].divergence}
+        update |= {
+            "criterion": LOSSES[mode].criterion,
+            "divergence": LOSSES[mode].divergence,
+        }
     for name in (
         "clip_ratio_low",
         "clip_ratio_high",

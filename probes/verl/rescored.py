@@ -50,13 +50,17 @@ def _agent_loop() -> type[Any]:
             super().__init__(*args, **kwargs)
             self._top_k = Settings.from_environment().topk
             refuse_distillation(self.config)
+            check_room(self.rollout_config)
 
         async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
             """Generate, and score what was generated; see `rescore`."""
             temperature = float(sampling_params.get("temperature", 1.0))
             output = await super().run(sampling_params, **kwargs)
             return await rescore(
-                output, self.server_manager.generate, temperature=temperature, top_k=self._top_k
+                output,
+                self.server_manager.generate,
+                temperature=temperature,
+                top_k=self._top_k,
             )
 
     # verl finds the class by this name in the worker that runs it.
@@ -80,8 +84,30 @@ def refuse_distillation(config: Any) -> None:
         )
 
 
+def check_room(rollout: Any) -> None:
+    """Refuse a server that could not take a longest response as a prompt.
+
+    Raises
+    ------
+    ProbeError
+        `max_model_len` has no room for one more token (SGLang: two).
+    """
+    most = rollout.get("max_model_len")
+    needed = int(rollout.get("prompt_length")) + int(rollout.get("response_length")) + 2
+    if most is not None and int(most) < needed:
+        raise ProbeError(
+            f"{NAME} sends prompt and response as a prompt: actor_rollout_ref.rollout."
+            f"max_model_len must be at least {needed} (prompt_length + response_length + 2), "
+            f"got {most}"
+        )
+
+
 async def rescore(
-    output: Any, generate: Callable[..., Awaitable[Any]], *, temperature: float, top_k: int
+    output: Any,
+    generate: Callable[..., Awaitable[Any]],
+    *,
+    temperature: float,
+    top_k: int,
 ) -> Any:
     """Ask the rollout server for its top-K at every token of what it has generated.
 

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import cached_property
 from typing import Any, Final
 
 import torch
@@ -13,9 +14,18 @@ import torch
 from deltad.losses import PolicyLogprobs
 from deltad.probes.errors import ProbeError
 from deltad.probes.random_state import RandomState
-from deltad.probes.sharded.fsdp import is_fsdp1, reshard
 
-from .columns import Columns, Layout, read_logits, unpack
+from .columns import Columns, read_logits, unpack
+from .engines import (
+    HALF,
+    computes_in_half,
+    devices,
+    is_policy,
+    layout_of,
+    leave_sharded,
+    must_hand_over_logits,
+    vocab_size_of,
+)
 from .fields import (
     ROW,
     BatchFields,
@@ -30,8 +40,6 @@ from .settings import Settings
 from .watched_loss import Kept, WatchedLoss, loss_mode_of
 
 LOG: Final = logging.getLogger("deltad.verl")
-
-_HALF: Final = ("bfloat16", "float16")
 
 
 class EngineSession:
@@ -91,47 +99,57 @@ class EngineSession:
         if not is_policy_batch(data) or not is_policy(self._engine):
             return original(data, loss_function)
         self._announce(loss_function)
-        wanted = self._recorder is not None and self.step % self._settings.every == 0
-        loss = WatchedLoss(
-            loss_function, layout=self._layout, vocab_size=self._vocab_size(), kept=None
-        )
-        if not wanted and not loss.wants_topk:
-            self.step += 1
-            return original(data, loss_function)
-        self._must_hand_over_logits(data)
-        if loss.wants_topk and not has_topk(data):
-            raise ProbeError(
-                f"policy loss {loss.loss_mode} needs the behaviour policy's top-K in the batch: "
-                "set actor_rollout_ref.rollout.agent.default_agent_loop=deltad_rescored, without "
-                "a distillation"
-            )
         recorder = self._recorder
-        if recorder is None or not wanted:
-            self.step += 1
-            return original(asking_for_logits(data), loss)
+        if recorder is not None and self.step % self._settings.every:
+            recorder = None  # this step is left out
+        loss = self._watched(loss_function)
+        if recorder is None and not loss.wants_topk:
+            output = original(data, loss_function)
+        else:
+            must_hand_over_logits(self._engine, data)
+            if loss.wants_topk and not has_topk(data):
+                raise ProbeError(
+                    f"policy loss {loss.loss_mode} needs the behaviour policy's top-K in the "
+                    "batch: set actor_rollout_ref.rollout.agent.default_agent_loop="
+                    "deltad_rescored, without a distillation"
+                )
+            if recorder is None:
+                output = original(asking_for_logits(data), loss)
+            else:
+                output = self._train_and_record(recorder, original, data, loss_function)
+        self.step += 1
+        return output
+
+    def _train_and_record(
+        self, recorder: StepRecorder, original: Callable[..., Any], data: Any, loss_function: Any
+    ) -> Any:
+        """Read, train, read again with the same random numbers, and hand the rows over."""
         fields = read_fields(
             data,
             rank=int(self._engine.get_data_parallel_rank()),
             ranks=int(self._engine.get_data_parallel_size()),
         )
         kept = Kept.none_of(fields.mask)
-        loss = WatchedLoss(
-            loss_function, layout=self._layout, vocab_size=self._vocab_size(), kept=kept
-        )
-        random = RandomState.capture(self._devices())
-        before = self._read(data)
-        random.restore()
+        loss = self._watched(loss_function, kept)
         numbered = asking_for_logits(data, ask=loss.wants_topk)
         numbered[ROW] = torch.arange(len(fields.mask))
+        random = RandomState.capture(devices())
+        before = self._read(data)
+        random.restore()
         output = original(numbered, loss)
-        afterwards = RandomState.capture(self._devices())
+        afterwards = RandomState.capture(devices())
         random.restore()
         after = self._read(data)
         afterwards.restore()
         if self._engine.is_mp_src_rank_with_outputs():
             self._record(recorder, fields, before, after, kept, output, loss_function)
-        self.step += 1
         return output
+
+    def _watched(self, loss_function: Any, kept: Kept | None = None) -> WatchedLoss:
+        """The engine's loss, watched."""
+        return WatchedLoss(
+            loss_function, layout=self._layout, vocab_size=self._vocab_size, kept=kept
+        )
 
     def _record(
         self,
@@ -156,7 +174,7 @@ class EngineSession:
             after,
             kept.keep,
             step=self.step,
-            vocab_size=self._vocab_size(),
+            vocab_size=self._vocab_size,
             model=str(self._engine.model_config.path),
             readout=self._readout_metadata(),
             update=update_metadata(self._engine, loss_function),
@@ -168,7 +186,7 @@ class EngineSession:
         with nullcontext() if self._hidden is None else self._hidden.reading():
             asked = asking_for_logits(data, distillation_only=True, calculate_entropy=False)
             output = self._engine.infer_batch(asked, loss_function=self._answer)
-        self._leave_sharded()
+        leave_sharded(self._engine)
         if not self._engine.is_mp_src_rank_with_outputs():
             return None
         return unpack(output["model_output"], data)
@@ -177,12 +195,16 @@ class EngineSession:
         """What stands in for the loss while the policy is read."""
         if student_logits is None:
             return torch.zeros((), device=_device_of(data)), {}
-        dtype = str(student_logits.dtype).removeprefix("torch.")
-        self._logits_dtype = dtype
-        if self._hidden is not None and (self._settings.readout == "hidden" or dtype in _HALF):
+        self._logits_dtype = str(student_logits.dtype).removeprefix("torch.")
+        if self._hidden is not None and self._hidden.has_read:
             return self._hidden.columns(student_logits)
+        if self._settings.readout == "hidden":
+            raise ProbeError(
+                "the engine made logits and its output head did not run: set "
+                "DELTAD_VERL_READOUT=logits"
+            )
         columns: Columns = read_logits(
-            student_logits, data, self._layout, vocab_size=self._vocab_size()
+            student_logits, data, self._layout, vocab_size=self._vocab_size
         )
         return columns
 
@@ -191,7 +213,8 @@ class EngineSession:
         if self._settings.readout == "logits":
             return None
         if can_read_hidden(self._engine):
-            return self._hidden or HiddenReader(self._engine, self._layout)
+            always = self._settings.readout == "hidden"
+            return self._hidden or HiddenReader(self._engine, self._layout, always=always)
         if self._settings.readout == "hidden":
             raise ProbeError(
                 "DELTAD_VERL_READOUT=hidden works with verl's fsdp2 engine and a model that "
@@ -201,61 +224,20 @@ class EngineSession:
 
     def _readout_metadata(self) -> dict[str, Any]:
         """How the policy was read."""
-        if self._hidden is not None and self._hidden.used:
+        if self._hidden is not None and self._hidden.metadata:
             return {"from": "hidden states", **self._hidden.metadata, "forward": "matching"}
         return {
             "from": "logits",
             "logits_dtype": self._logits_dtype,
             "accumulation": "float32",
-            "logits_rounded": self._logits_dtype in _HALF,
+            "logits_rounded": self._logits_dtype in HALF or computes_in_half(self._engine),
             "forward": "matching",
         }
 
-    def _must_hand_over_logits(self, data: Any) -> None:
-        """Refuse the options of verl under which nobody sees the logits."""
-        from verl.utils import tensordict_utils as tu
-
-        config = self._engine.engine_config
-        fused = tu.get_non_tensor_data(
-            data, key="use_fused_kernels", default=getattr(config, "use_fused_kernels", False)
-        )
-        if fused:
-            raise ProbeError(
-                "the logits, which deltad's plugin reads, are never made under fused kernels: set "
-                "actor_rollout_ref.model.use_fused_kernels=False"
-            )
-        if getattr(self._engine, "enable_routing_replay", False):
-            raise ProbeError(
-                "the forwards in which deltad's plugin reads the policy would use up the routes that "
-                "router replay keeps for the training: set router_replay.mode=disabled"
-            )
-        if getattr(config, "pad_to_length", False):
-            raise ProbeError(
-                "verl does not hand over logits of packed batches that it pads to a length: set "
-                "actor_rollout_ref.actor.fsdp_config.pad_to_length=False (or the Megatron engine's)"
-            )
-
-    def _leave_sharded(self) -> None:
-        """Leave no weight gathered: the optimizer would pass it by."""
-        module = self._engine.module
-        if not isinstance(module, torch.nn.Module):
-            return  # Megatron's list of chunks, whose weights stay where they are
-        reshard(module)
-        if is_fsdp1(module) and torch.distributed.get_world_size() > 1:
-            module._handle.reshard(True)  # type: ignore[union-attr, operator]
-
-    def _devices(self) -> list[torch.device]:
-        """Where random numbers are drawn."""
-        from verl.utils.device import get_device_id, get_device_name
-
-        name = get_device_name()
-        return [torch.device(name, int(get_device_id()))] if name == "cuda" else []
-
+    @cached_property
     def _vocab_size(self) -> int:
-        """Number of ids, by the model's config."""
-        config = self._engine.model_config.hf_config
-        getter = getattr(config, "get_text_config", None)
-        return int((getter() if callable(getter) else config).vocab_size)
+        """Number of ids."""
+        return vocab_size_of(self._engine)
 
     def _announce(self, loss_function: Any) -> None:
         """Say once that the plugin is there and what it does."""
@@ -272,21 +254,10 @@ class EngineSession:
         )
         # verl shows warnings and what is above.
         LOG.warning(
-            "deltad's plugin is loaded; policy loss %s; %s", loss_mode_of(loss_function), recorded
+            "deltad's plugin is loaded; policy loss %s; %s",
+            loss_mode_of(loss_function),
+            recorded,
         )
-
-
-def layout_of(engine: Any) -> Layout:
-    """How an engine lays out its positions."""
-    config = engine.engine_config
-    if getattr(config, "strategy", None) != "megatron":
-        return Layout()
-    return Layout("thd" if config.use_remove_padding else "bshd")
-
-
-def is_policy(engine: Any) -> bool:
-    """Whether an engine trains a language model (not a critic)."""
-    return getattr(engine.model_config, "model_type", "language_model") == "language_model"
 
 
 def _device_of(data: Any) -> torch.device:

@@ -23,7 +23,12 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "existing": get_args(Existing),
     "readout": get_args(ReadFrom),
 }
-_LEAST: Final[Mapping[str, int]] = {"seed": 0, "every": 1, "steps_per_file": 1, "topk": 1}
+_LEAST: Final[Mapping[str, int]] = {
+    "seed": 0,
+    "every": 1,
+    "steps_per_file": 1,
+    "topk": 1,
+}
 
 
 @dataclass(frozen=True)

@@ -89,5 +89,8 @@ def _announced() -> tuple[bool, str]:
     policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip()
     allowed = policy.lower() == "auto" or NAME in {each.strip() for each in policy.split(",")}
     if not allowed:
-        return False, f"verl passes the entry point over: VERL_USE_EXTERNAL_PLUGINS={policy}"
+        return (
+            False,
+            f"verl passes the entry point over: VERL_USE_EXTERNAL_PLUGINS={policy}",
+        )
     return True, f"verl imports it by the entry point {NAME} = {found[0].value}"

@@ -48,7 +48,10 @@ class _Finder(MetaPathFinder):
         self.waiting: dict[str, list[Action]] = {}
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
     ) -> ModuleSpec | None:
         """Answer for the modules that are waited for."""
         if fullname not in self.waiting:

@@ -13,7 +13,7 @@ import torch
 
 from deltad.probes import ProbeError
 from deltad.probes.verl import rescored
-from deltad.probes.verl.rescored import refuse_distillation, rescore, topk_of
+from deltad.probes.verl.rescored import check_room, refuse_distillation, rescore, topk_of
 from tests.probes.verl.verl_here import imported
 
 K = 2
@@ -80,6 +80,14 @@ def test_a_distillation_is_refused() -> None:
     refuse_distillation({})
     with pytest.raises(ProbeError, match=r"set distillation.enabled=False"):
         refuse_distillation({"distillation": {"enabled": True}})
+
+
+def test_a_server_without_room_for_a_longest_response_is_refused() -> None:
+    lengths = {"prompt_length": 10, "response_length": 20}
+    check_room({**lengths, "max_model_len": None})
+    check_room({**lengths, "max_model_len": 32})
+    with pytest.raises(ProbeError, match=r"max_model_len must be at least 32 .*, got 31"):
+        check_room({**lengths, "max_model_len": 31})
 
 
 def test_there_is_nothing_else_to_find() -> None:
