@@ -46,7 +46,10 @@ def test_readings_are_two_columns_each() -> None:
 
 @pytest.mark.parametrize("columns", [POST, BOTH])
 def test_a_dump_without_readings_is_in_order(tmp_path: Path, columns: tuple[str, ...]) -> None:
-    run = without(make_dump(tmp_path / "run", null_vectors=0.2), *columns)
+    run = without(
+        make_dump(tmp_path / "run", arms=("none", "ratio"), seeds=(0,), rows=30, null_vectors=0.2),
+        *columns,
+    )
     dump = Dump.open(run)
     made = {"pre"} if columns == POST else set()
     assert all(dump.readings(arm) == made for arm in dump.arms)
@@ -59,13 +62,15 @@ def test_a_dump_without_readings_is_in_order(tmp_path: Path, columns: tuple[str,
 
 @pytest.mark.parametrize("name", BOTH)
 def test_half_a_reading_is_a_missing_column(tmp_path: Path, name: str) -> None:
-    run = without(make_dump(tmp_path / "run", arms=("none",), seeds=(0,)), name)
+    run = without(make_dump(tmp_path / "run", arms=("none",), seeds=(0,), rows=30), name)
     with pytest.raises(DumpError, match=rf"column `{name}`: is missing"):
         Dump.open(run)
 
 
 def test_after_the_step_is_nothing_without_before(tmp_path: Path) -> None:
-    run = without(make_dump(tmp_path / "run", arms=("none",), seeds=(0,)), *READINGS["pre"])
+    run = without(
+        make_dump(tmp_path / "run", arms=("none",), seeds=(0,), rows=30), *READINGS["pre"]
+    )
     with pytest.raises(DumpError, match="column `pre_logprob`: is missing"):
         Dump.open(run)
     assert missing_columns(set(REQUIRED) - set(READINGS["pre"])) == list(READINGS["pre"])
@@ -73,7 +78,9 @@ def test_after_the_step_is_nothing_without_before(tmp_path: Path) -> None:
 
 
 def test_arms_may_differ_in_what_was_read(tmp_path: Path) -> None:
-    run = without(make_dump(tmp_path / "run"), *POST, arm="ratio")
+    run = without(
+        make_dump(tmp_path / "run", arms=("none", "ratio"), seeds=(0,), rows=30), *POST, arm="ratio"
+    )
     dump = Dump.open(run)
     assert dump.readings("ratio") == {"pre"}
     assert dump.readings("none") == {"pre", "post"}
@@ -86,7 +93,7 @@ def test_arms_may_differ_in_what_was_read(tmp_path: Path) -> None:
 
 
 def test_files_of_no_rows_say_nothing_of_readings(tmp_path: Path) -> None:
-    run = make_dump(tmp_path / "run", arms=("none",), seeds=(0, 1), empty_seeds=(1,))
+    run = make_dump(tmp_path / "run", arms=("none",), seeds=(0, 1), rows=30, empty_seeds=(1,))
     for file in part_files(run):
         if file.parent.name == "seed=1":
             edit(file, lambda table: table.drop_columns(list(POST)))
@@ -96,14 +103,16 @@ def test_files_of_no_rows_say_nothing_of_readings(tmp_path: Path) -> None:
 @pytest.mark.parametrize("made", [("pre",), ()])
 def test_values_of_what_is_there_are_checked(tmp_path: Path, made: tuple[str, ...]) -> None:
     columns = POST if made else BOTH
-    run = without(make_dump(tmp_path / "run", arms=("none",), seeds=(0,), parts=1), *columns)
+    run = without(
+        make_dump(tmp_path / "run", arms=("none",), seeds=(0,), rows=30, parts=1), *columns
+    )
     edit_value(part_files(run)[0], "behavior_logprob", 2, 0.5)
     with pytest.raises(DumpError, match="row 2, column `behavior_logprob`"):
         check_dump(run)
 
 
 def test_a_mask_cannot_be_checked_without_the_policy_it_was_decided_on(tmp_path: Path) -> None:
-    run = without(make_dump(tmp_path / "run", arms=("ratio",), seeds=(0,)), *BOTH)
+    run = without(make_dump(tmp_path / "run", arms=("ratio",), seeds=(0,), rows=30), *BOTH)
     for file in part_files(run):
         edit(file, lambda table: _all_false(table, "in_loss"))
     assert not check_dump(run)
@@ -116,7 +125,7 @@ def _all_false(table: Any, name: str) -> Any:
 
 
 def test_rows_above_a_d_cannot_be_told_without_it(tmp_path: Path) -> None:
-    run = without(make_dump(tmp_path / "run", arms=("none",), seeds=(0,)), *BOTH)
+    run = without(make_dump(tmp_path / "run", arms=("none",), seeds=(0,), rows=30), *BOTH)
     rule = {"rule": "above", "divergence": "kl", "threshold": 0.1}
     for file in part_files(run):
         edit_metadata(file, stored=rule)

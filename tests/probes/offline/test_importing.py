@@ -62,34 +62,46 @@ def _float32_parquet(path: Path, records: Any, **types: Any) -> Path:
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dump with every column, rows out of order and several files a seed."""
-    return make_dump(tmp_path_factory.mktemp("recorded") / "run", ranks=2, parts=2)
+    run = tmp_path_factory.mktemp("recorded") / "run"
+    return make_dump(run, arms=("ratio",), seeds=(1,), ranks=2, parts=2)
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dump with the columns that files of scores give."""
-    return make_dump(tmp_path_factory.mktemp("plain") / "run", optional=(*POLICY, "token"))
+    return make_dump(
+        tmp_path_factory.mktemp("plain") / "run",
+        arms=("none",),
+        seeds=(0,),
+        optional=(*POLICY, "token"),
+    )
 
 
 @pytest.mark.parametrize("write", [_as_json, _as_parquet, _tokens_as_json, _tokens_as_parquet])
 def test_one_file_with_everything_gives_the_dump_again(
     recorded: Path, tmp_path: Path, write: Write
 ) -> None:
-    for arm in ("none", "ratio"):
-        source = write(tmp_path / arm, responses(recorded, arm, 1))
-        done = import_dump(
-            ScoringFiles([source]), tmp_path / "run", metadata=METADATA, arm=arm, seed=1
-        )
-        same_dump(recorded, tmp_path / "run", arm, 1)
-        assert done.tokens == len(rows_of(recorded, arm, 1))
-        assert done.readings == ("pre", "post")
-        assert not done.ignored
+    source = write(tmp_path / "all", responses(recorded, "ratio", 1))
+    done = import_dump(
+        ScoringFiles([source]), tmp_path / "run", metadata=METADATA, arm="ratio", seed=1
+    )
+    same_dump(recorded, tmp_path / "run", "ratio", 1)
+    assert done.tokens == len(rows_of(recorded, "ratio", 1))
+    assert done.readings == ("pre", "post")
+    assert not done.ignored
 
 
 @pytest.mark.parametrize(
-    "write", [_as_json, _as_parquet, _float32_parquet, _tokens_as_json, _tokens_as_parquet]
+    ("write", "order"),
+    [
+        (_as_json, "same"),
+        (_as_json, "reversed"),
+        (_as_parquet, "mixed"),
+        (_float32_parquet, "mixed"),
+        (_tokens_as_json, "mixed"),
+        (_tokens_as_parquet, "reversed"),
+    ],
 )
-@pytest.mark.parametrize("order", ["same", "reversed", "mixed"])
 def test_files_of_their_own_are_joined_whatever_their_order(
     plain: Path, tmp_path: Path, write: Write, order: str
 ) -> None:
