@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -39,6 +40,13 @@ class ResponseTokens:
         known only after the forward can be set by `MicroBatch.keep`.
     input_ids : Tensor of int, shape (B, L), optional
         Where the training forward is not called with `input_ids`.
+    at : {"token", "logits"}
+        "logits" where entry (b, j) is about the token that the logits at position j predict, as
+        under context parallelism, where a rank has a slice of the sequence and the token after
+        its last position lies with another. `input_ids` (those tokens) and `positions` are then
+        needed.
+    positions : Tensor of int, shape (B, L), optional
+        Place of each token in its response, from 0; counted along the rows where absent.
     full_logprobs : Tensor, shape (B, L, vocab), optional
         log μ of the whole vocabulary, in nats, where it is known: then the divergences over the
         whole vocabulary are recorded too.
@@ -60,6 +68,8 @@ class ResponseTokens:
     keep: Tensor | None = None
     input_ids: Tensor | None = None
     full_logprobs: Tensor | None = None
+    at: Literal["token", "logits"] = "token"
+    positions: Tensor | None = None
 
     def __post_init__(self) -> None:
         mask = self.response_mask
@@ -82,9 +92,10 @@ class ResponseTokens:
             "group": [rows, tokens],
             "keep": [tokens],
             "input_ids": [tokens],
+            "positions": [tokens],
             "full_logprobs": [(batch, length, max(vocab, 1))],
         }
-        integer = {"topk_ids", "sequence", "group", "input_ids"}
+        integer = {"topk_ids", "sequence", "group", "input_ids", "positions"}
         for name, allowed in shapes.items():
             value: Tensor | None = getattr(self, name)
             if value is None:
@@ -104,7 +115,15 @@ class ResponseTokens:
             )
             if kind != wanted:
                 raise ProbeError(f"`{name}` must be {wanted}, got {value.dtype}")
-        if bool(mask[:, 0].any()):
+        if self.at not in ("token", "logits"):
+            raise ProbeError(f"`at` must be 'token' or 'logits', got {self.at!r}")
+        if self.at == "logits":
+            if self.input_ids is None or self.positions is None:
+                raise ProbeError(
+                    "with at='logits' give `input_ids`, the tokens that the logits predict, and "
+                    "`positions`, their places in their responses"
+                )
+        elif bool(mask[:, 0].any()):
             row = int(mask[:, 0].nonzero()[0])
             raise ProbeError(
                 f"`response_mask` is True at position 0 of row {row}: the first token has no "
@@ -115,6 +134,11 @@ class ResponseTokens:
     def top_k(self) -> int:
         """K."""
         return self.topk_ids.shape[-1]
+
+    @property
+    def shift(self) -> int:
+        """How far before an entry the logits stand that predict its token."""
+        return 0 if self.at == "logits" else 1
 
     def where(self) -> tuple[Tensor, Tensor]:
         """Row b and position j of each response token, in the order of the rows recorded."""

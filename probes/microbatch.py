@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from deltad.direction import DIRECTIONS
 from deltad.divergence import DIVERGENCES
 from deltad.dumps import Batch, Metadata, batch_tokens
 from deltad.masks import Tokens
-from deltad.support import LOGPROB_TOLERANCE, SupportError, full_support, topk_support
+from deltad.support import SupportError, topk_support
 
 from .behavior import ResponseTokens
 from .errors import ProbeError
@@ -24,8 +22,7 @@ from .places import Places
 from .readout import Readout
 from .rows import Rows as Rows
 from .rows import at_rows, behavior_columns, entry_or_scalar, policy_columns, to_numpy
-
-_TOGETHER: Final = 1 << 22  # log-probs of whole vocabularies held at once, 32 MB
+from .whole import checked_whole, read_whole
 
 
 class MicroBatch:
@@ -148,19 +145,21 @@ class MicroBatch:
         tokens = self.tokens
         batch, length = tokens.response_mask.shape
         given = forward.call.argument("input_ids")
-        sampled = tokens.input_ids if given is None else given
+        sampled = given if tokens.shift and given is not None else tokens.input_ids
         if sampled is None:
             raise ProbeError(
                 "the training forward was called without input_ids: give `input_ids` in "
                 "ResponseTokens"
             )
-        if tuple(sampled.shape) != (batch, length):
+        seen = sampled if given is None else given
+        if tuple(seen.shape) != (batch, length):
             raise ProbeError(
-                f"the training forward got input_ids of shape {tuple(sampled.shape)}, expected "
+                f"the training forward got input_ids of shape {tuple(seen.shape)}, expected "
                 f"{(batch, length)} as `response_mask`: is this the forward of these tokens?"
             )
         if (
             given is not None
+            and tokens.shift
             and tokens.input_ids is not None
             and not torch.equal(given, tokens.input_ids.to(given.device))
         ):
@@ -177,16 +176,16 @@ class MicroBatch:
             f"id in `topk_ids` outside the vocabulary of {vocab_size}",
         )
         self._ids = torch.cat([topk, ids[:, None]], 1).long()
-        self._full = self._checked_full(vocab_size)
+        self._full = checked_whole(tokens, self._ids[:, -1], vocab_size, self._refuse_where)
         places = self._places = Places.of(
-            forward, b, j - 1, batch=batch, length=length, device=b.device
+            forward, b, j - tokens.shift, batch=batch, length=length, device=b.device
         )
         low = (places.index < 0).nonzero()
         if low.numel():
             row = int(low[0])
             raise ProbeError(
-                f"logits_to_keep leaves out position {int(j[row]) - 1} of row {int(b[row])}, "
-                f"whose logits predict the response token at {int(j[row])}"
+                f"logits_to_keep leaves out position {int(j[row]) - tokens.shift} of row "
+                f"{int(b[row])}, whose logits predict the response token at {int(j[row])}"
             )
 
     def select(self, hidden: Tensor) -> Tensor:
@@ -239,7 +238,7 @@ class MicroBatch:
         read = head.read(selected, self._ids.to(selected.device), **options)
         if self._full is not None:
             read = dataclasses.replace(
-                read, full=self._read_full(self._full, selected, head, options)
+                read, full=read_whole(self._full, selected, self._ids[:, -1], head, options)
             )
         return read
 
@@ -248,30 +247,6 @@ class MicroBatch:
         none = torch.empty(0, dtype=torch.float64)
         full = {} if self._full is None else {family: (none, none) for family in DIVERGENCES}
         return Readout(none, none.new_empty(0, self.tokens.top_k + 1), none, none, full)
-
-    def _read_full(
-        self, behavior: Tensor, selected: Tensor, head: Head, options: Mapping[str, Any]
-    ) -> dict[str, tuple[Tensor, Tensor]]:
-        """D and Ḋ over the whole vocabulary, a few rows at a time."""
-        vocab = torch.arange(head.vocab_size, device=selected.device)
-        found = {
-            family: [selected.new_empty((2, 0), dtype=torch.float64)] for family in DIVERGENCES
-        }
-        step = max(1, _TOGETHER // head.vocab_size)
-        for start in range(0, len(selected), step):
-            part = selected[start : start + step]
-            policy = head.read(part, vocab.expand(len(part), -1), **options).logprobs
-            support = full_support(
-                behavior[start : start + step].to(policy),
-                policy,
-                self._ids[start : start + step, -1].to(policy.device),
-                check=False,  # `receive` has done it, and names the token
-            )
-            for family, divergence in DIVERGENCES.items():
-                pair = (divergence(support), DIRECTIONS[family](support).total)
-                found[family].append(torch.stack(pair))
-        whole = {family: torch.cat(parts, 1) for family, parts in found.items()}
-        return {family: (each[0], each[1]) for family, each in whole.items()}
 
     def check_logits(
         self,
@@ -333,31 +308,6 @@ class MicroBatch:
             return np.ones(len(self._b), np.bool_)
         return to_numpy(at_rows(self._keep, self._b, self._j), np.bool_)
 
-    def _checked_full(self, vocab_size: int) -> Tensor | None:
-        """What the behavior policy gives to the whole vocabulary, a row a token."""
-        full = self.tokens.full_logprobs
-        if full is None:
-            return None
-        if full.shape[-1] != vocab_size:
-            raise ProbeError(
-                f"`full_logprobs` must hold the {vocab_size} ids of the vocabulary, got "
-                f"{full.shape[-1]}"
-            )
-        rows = at_rows(full, self._b, self._j).detach().cpu().double()
-        mass = rows.exp().sum(-1)
-        self._refuse_where(
-            ~((mass - 1).abs() <= LOGPROB_TOLERANCE),
-            "the probabilities in `full_logprobs` must add up to 1: give log-probs of the whole "
-            "vocabulary at the sampling temperature",
-        )
-        given = at_rows(self.tokens.behavior_logprobs, self._b, self._j).cpu().double()
-        same = rows.gather(1, self._ids[:, -1:].cpu())[:, 0]
-        self._refuse_where(
-            ~((same - given).abs() <= LOGPROB_TOLERANCE),
-            "`full_logprobs` and `behavior_logprobs` differ at the sampled token",
-        )
-        return rows
-
     def _check_attended(self, attention_mask: Any) -> None:
         """Refuse response tokens that are padding or come right after it."""
         if not isinstance(attention_mask, Tensor) or attention_mask.ndim != 2:
@@ -365,8 +315,9 @@ class MicroBatch:
         if attention_mask.shape != self.tokens.response_mask.shape:
             return
         b, j = self._b.to(attention_mask.device), self._j.to(attention_mask.device)
+        shift = self.tokens.shift
         self._refuse_where(
-            (attention_mask[b, j] == 0) | (attention_mask[b, j - 1] == 0),
+            (attention_mask[b, j] == 0) | (attention_mask[b, j - shift] == 0),
             "a response token is masked out by attention_mask, or the position before it is",
         )
 

@@ -19,6 +19,7 @@ from .ladder import Ladder
 from .microbatch import MicroBatch, Rows
 from .reading import PolicyReader, Pre
 from .recorder import Recorder
+from .scaling import ScalerWatch
 from .sharded.sharding import Sharding
 from .unwrap import unwrap_model, unwrap_optimizer
 from .watch import Watcher
@@ -62,6 +63,9 @@ class UpdateProbe:
     tp_group : ProcessGroup, optional
         Ranks that work on the same batch and hold the head's rows of some ids each, where their
         weights are plain tensors (Megatron); found for DTensors.
+    cp_group : ProcessGroup, optional
+        Ranks that each work on a slice of the same sequences (context parallel); see
+        `ResponseTokens.at`.
     token_chunk, vocab_chunk : int
         Size of the largest block of logits that the probe makes.
     ladder : Ladder, optional
@@ -104,12 +108,13 @@ class UpdateProbe:
         scale: float | None = None,
         softcap: float | None = None,
         tp_group: Any = None,
+        cp_group: Any = None,
         token_chunk: int = 512,
         vocab_chunk: int = 4096,
         ladder: Ladder | None = None,
     ) -> None:
         outer, self.model = unwrap_model(model)
-        self._sharding = Sharding.of(self.model, tp_group)
+        self._sharding = Sharding.of(self.model, tp_group, cp_group)
         if ladder is not None and self._sharding.joint:
             raise ProbeError(
                 "the ladder differentiates the whole model at other weights, which one rank of a "
@@ -164,7 +169,12 @@ class UpdateProbe:
         self._handles: list[RemovableHandle] = []
         self._stepping = False
         self._steps_seen = 0
-        self._scaler_step: Callable[..., Any] | None = None
+        self._scaling = ScalerWatch(
+            self.scaler,
+            is_ours=self._is_ours,
+            steps=lambda: self._steps_seen,
+            skipped=self._drop_skipped,
+        )
 
     def __enter__(self) -> Self:
         if self._handles:
@@ -173,9 +183,7 @@ class UpdateProbe:
             self.optimizer.register_step_pre_hook(self._before_step),
             self.optimizer.register_step_post_hook(self._after_step),
         ]
-        if self.scaler:
-            self._scaler_step = self.scaler.step
-            self.scaler.step = self._step_of_scaler
+        self._scaling.install()
         self._watcher.install()
         return self
 
@@ -189,10 +197,7 @@ class UpdateProbe:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        if self._scaler_step is not None:
-            if self.scaler.__dict__.get("step") == self._step_of_scaler:
-                del self.scaler.step
-            self._scaler_step = None
+        self._scaling.remove()
         waiting = len(self._pending)
         awaited = self._awaited is not None
         self.discard()
@@ -353,16 +358,9 @@ class UpdateProbe:
             if len(rows["step"]):
                 self.record(self.arm, rows)
 
-    def _step_of_scaler(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Stand around `scaler.step`: the optimizer's hooks do not fire in a skipped step."""
-        if self._scaler_step is None:
-            raise ProbeError("the probe is no longer in place")
-        before = self._steps_seen
-        result = self._scaler_step(optimizer, *args, **kwargs)
-        ours = optimizer is self.optimizer or getattr(optimizer, "optimizer", 0) is self.optimizer
-        if ours and self._steps_seen == before:
-            self._drop_skipped()
-        return result
+    def _is_ours(self, optimizer: Any) -> bool:
+        """Whether this is the optimizer, or accelerate's wrapper of it."""
+        return optimizer is self.optimizer or getattr(optimizer, "optimizer", 0) is self.optimizer
 
     def _drop_skipped(self) -> None:
         """Drop a step that the scaler skipped."""

@@ -42,11 +42,16 @@ def behavior_columns(tokens: ResponseTokens, token_id: Tensor, step: int) -> Row
     topk_ids = to_numpy(at_rows(tokens.topk_ids, b, j), np.int32)
     sequence = _numbers(tokens.sequence, b, j, "sequence")
     topk_logprobs = to_numpy(at_rows(tokens.topk_logprobs, b, j), np.float32)
+    positions = (
+        _positions(to_numpy(b, np.int64), sequence)
+        if tokens.positions is None
+        else _numbers(tokens.positions, b, j, "positions")
+    )
     return {
         "step": np.full(len(b), step, np.int32),
         "group": _numbers(tokens.group, b, j, "group"),
         "sequence": sequence,
-        "position": _positions(to_numpy(b, np.int64), sequence),
+        "position": positions,
         "token_id": to_numpy(token_id, np.int32),
         "advantage": to_numpy(at_rows(tokens.advantages, b, j), np.float32),
         "behavior_logprob": to_numpy(at_rows(tokens.behavior_logprobs, b, j), np.float32),

@@ -42,7 +42,7 @@ class Sharding:
     device: torch.device
 
     @classmethod
-    def of(cls, model: nn.Module, group: Any = None) -> Sharding:
+    def of(cls, model: nn.Module, group: Any = None, together: Any = None) -> Sharding:
         """Look at a model's parameters.
 
         Parameters
@@ -51,6 +51,8 @@ class Sharding:
             Without wrappers.
         group : ProcessGroup, optional
             Ranks that work on the same batch, where the parameters do not tell.
+        together : ProcessGroup, optional
+            Ranks whose forwards wait for each other though no parameter is spread over them.
 
         Returns
         -------
@@ -63,7 +65,7 @@ class Sharding:
             Parameters that are spread in a way which is not supported.
         """
         reshard(model)  # a forward may have left weights gathered
-        replicas, groups = group, [] if group is None else [group]
+        replicas, groups = group, [each for each in (group, together) if each is not None]
         for name, parameter in model.named_parameters():
             if not is_sharded(parameter):
                 continue

@@ -113,7 +113,7 @@ def test_minus_infinity_among_the_behaviors_top_k_is_recorded() -> None:
 def test_the_whole_vocabulary_gives_its_divergences(
     temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deltad.probes.microbatch._TOGETHER", 5 * 96)  # five rows at a time
+    monkeypatch.setattr("deltad.probes.whole._TOGETHER", 5 * 96)  # five rows at a time
     model = tiny("llama")
     each = batch(model, full=True, temperature=temperature)
     optimizer = adamw(model)

@@ -23,6 +23,8 @@ QUICK = (
     "tensor_parallel.uneven",
     "tensor_parallel.megatron",
     "tensor_parallel.one_part_for_all",
+    "context_parallel.slices",
+    "context_parallel.places_are_needed",
     "mesh.tensor_parallel_within_fsdp",
     "mesh.hybrid_sharding",
     "traps.a_forward_within_the_step",
