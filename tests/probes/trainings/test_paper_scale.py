@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,8 @@ def composed(**chosen: str) -> Any:
 @pytest.mark.filterwarnings("ignore")
 def test_every_choice_builds_verls_dataclasses() -> None:
     imported("deltad.probes.verl")
-    build = imported("verl.utils.config").omega_conf_to_dataclass
+    utils = imported("verl.utils.config")
+    build = utils.omega_conf_to_dataclass
     loss_of = imported("verl.trainer.ppo.core_algos").get_policy_loss_fn
     names = set()
     choices = [
@@ -48,7 +51,7 @@ def test_every_choice_builds_verls_dataclasses() -> None:
         actor = build(config.actor_rollout_ref.actor)
         rollout = build(config.actor_rollout_ref.rollout)
         build(config.algorithm)
-        build(config.reward)
+        utils.validate_config(config, use_reference_policy=False, use_critic=False)
         assert type(actor).__name__ == "McoreActorConfig"
         assert callable(loss_of(actor.policy_loss.loss_mode))
         world = config.trainer.nnodes * GPUS
@@ -60,6 +63,20 @@ def test_every_choice_builds_verls_dataclasses() -> None:
         assert config.data.train_batch_size % actor.ppo_mini_batch_size == 0
         assert rollout.n * actor.ppo_mini_batch_size % (world // model) == 0
     assert len(names) == len(SIZES) * len(PRECISIONS) + len(MASKS) - 1
+
+
+def test_verls_own_command_composes_it() -> None:
+    """As in the README; `--cfg job` prints what it would run with, and runs nothing."""
+    imported("verl")
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-dir", str(FOLDER)]
+    chosen = ["--config-name", "paper", "size=8b", "mask=dppo", "precision=fp8_rollout"]
+    shown = subprocess.run(
+        [*command, *chosen, "--cfg", "job", "--resolve"], capture_output=True, text=True, check=True
+    ).stdout
+    assert "experiment_name: 8b-dppo-fp8_rollout" in shown
+    assert "loss_mode: dppo_topk_kl" in shown
+    assert "path: Qwen/Qwen3-8B-Base" in shown
+    assert "strategy: megatron" in shown
 
 
 @pytest.mark.filterwarnings("ignore")

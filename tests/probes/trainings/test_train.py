@@ -109,26 +109,31 @@ def test_first_minibatch_of_a_batch_is_on_policy(trained: Path) -> None:
         assert np.array_equal(batch["behavior_logprob"], batch["pre_logprob"])
 
 
-@pytest.mark.parametrize("moment", ["before_steps", "after_steps", "after_log", "in_checkpoint"])
-@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize(
+    ("moment", "every"),
+    [("before_steps", 1), ("after_steps", 2), ("after_log", 1), ("in_checkpoint", 2)],
+)
 def test_killed_run_ends_as_an_undisturbed_one(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, every: int
 ) -> None:
-    run = tmp_path / "run"
+    run, ratio = tmp_path / "run", ("ratio",)
     training = micro(probe_every=2, checkpoint_every=every)
     with monkeypatch.context() as patch:
         _kill(patch, moment)
         with pytest.raises(Killed):
-            train_here(run, training=training)
-    assert contents(run) != contents(trained)
-    assert train_here(run, training=training, resume=True) == [Run(mask, 0) for mask in MASKS]
-    assert contents(run) == contents(trained)
-    for mask in MASKS:
-        ours, theirs = weights(run, mask), weights(trained, mask)
-        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-        rows, wanted = dumped(run, mask), dumped(trained, mask)
-        assert all(np.array_equal(rows[name], wanted[name]) for name in wanted)
-    assert train_here(run, training=training, resume=True) == []
+            train_here(run, training=training, masks=ratio)
+    assert contents(run) != of_ratio(trained)
+    assert train_here(run, training=training, masks=ratio, resume=True) == [Run("ratio", 0)]
+    assert contents(run) == of_ratio(trained)
+    ours, theirs = weights(run, "ratio"), weights(trained, "ratio")
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    rows, wanted = dumped(run, "ratio"), dumped(trained, "ratio")
+    assert all(np.array_equal(rows[name], wanted[name]) for name in wanted)
+    assert train_here(run, training=training, masks=ratio, resume=True) == []
+
+
+def of_ratio(run: Path) -> dict[str, bytes]:
+    return {name: text for name, text in contents(run).items() if "=ratio/" in name}
 
 
 def _kill(patch: pytest.MonkeyPatch, moment: str) -> None:
@@ -161,16 +166,16 @@ def test_half_a_line_is_cut_off(trained: Path, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         _kill(patch, "after_log")
         with pytest.raises(Killed):
-            train_here(run)
+            train_here(run, masks=("ratio",))
     with log_path(run, "ratio", 0).open("ab") as file:
         file.write(b'{"mask":"ratio","se')
-    train_here(run, resume=True)
-    assert contents(run) == contents(trained)
+    train_here(run, masks=("ratio",), resume=True)
+    assert contents(run) == of_ratio(trained)
 
 
 def test_workers_give_the_same_numbers(trained: Path, tmp_path: Path) -> None:
-    train_here(tmp_path / "run", workers=1)
-    assert contents(tmp_path / "run") == contents(trained)
+    train_here(tmp_path / "run", masks=("ratio",), workers=1)
+    assert contents(tmp_path / "run") == of_ratio(trained)
 
 
 def test_other_options_are_refused_and_other_seeds_are_not(tmp_path: Path, cache: Path) -> None:
