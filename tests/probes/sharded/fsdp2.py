@@ -7,14 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import distributed
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from tests.probes.tiny import Sink, tiny
+from deltad.probes import UpdateProbe, branch
+from tests.probes.tiny import Sink, backward, surrogate, tiny
 
 from .small import small
-from .training import Trained, batches_of, compare, sgd, train
+from .training import Trained, batches_of, compare, local_weights, same, sgd, train
 
 
 def sharded(model: Any, *, layers: bool = True, head: bool = False, **options: Any) -> Trained:
@@ -91,3 +93,23 @@ def nothing_stays_gathered(out: Path) -> None:
     for name, each in trained.model.named_parameters():
         assert hasattr(each, "device_mesh"), name
         assert each.grad is None, name
+
+
+def arms_from_one_state(out: Path) -> None:
+    """Several updates from one state; that of length zero changes no token."""
+    ((each,),) = batches_of(small(), distributed.get_rank(), steps=1)
+    sink, trained = Sink(), sharded(small())
+
+    def update(arm: str) -> None:
+        probe.expect(each.tokens)
+        backward(surrogate(trained.model(**each.inputs).logits, each))
+        trained.optimizer.step()
+        trained.optimizer.zero_grad()
+
+    with UpdateProbe(trained.model, trained.optimizer, sink) as probe:
+        branch(trained.model, trained.optimizer, ["none", "zero-step"], update, probe=probe)
+    assert not sink.deltas("zero-step").any()
+    assert np.abs(sink.deltas("none")).max() > 1e-3
+    alone = sharded(small())
+    train(alone, [[each]], None)
+    same(local_weights(trained.model), local_weights(alone.model))

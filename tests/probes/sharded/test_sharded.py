@@ -18,6 +18,7 @@ QUICK = (
     "fsdp2.tied_head",
     "fsdp2.accumulation",
     "fsdp2.no_tokens_on_one_rank",
+    "fsdp2.arms_from_one_state",
     "fsdp2.nothing_stays_gathered",
     "tensor_parallel.readout_of_shards",
     "tensor_parallel.uneven",
