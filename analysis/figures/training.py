@@ -109,7 +109,9 @@ def draw_curve(
             continue
         middle, low, high = band(values)
         colour = colour_of(mask)
-        ax.plot(steps, middle, color=colour, linewidth=1.4, label=mask)
+        # Two tails may decide alike throughout: a dashed line shows the one that it lies on.
+        dashes = "--" if mask.endswith("-exact") else "-"
+        ax.plot(steps, middle, dashes, color=colour, linewidth=1.4, label=mask)
         ax.fill_between(steps, low, high, color=colour, alpha=0.13, linewidth=0)
         if name == "accuracy":
             place = steps[-1] * (1.02 + 0.015 * at)

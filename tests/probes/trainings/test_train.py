@@ -33,8 +33,9 @@ def silent(text: str, fraction: float) -> None:
 
 
 def train_here(run: Path, **options: Any) -> list[Run]:
-    options = {"masks": MASKS, "seeds": 1, "workers": 0, "quiet": True} | options
-    return train(options.pop("training", micro(probe_every=2)), run, **options)
+    given: dict[str, Any] = {"masks": MASKS, "seeds": 1, "workers": 0, "quiet": True}
+    given |= options
+    return train(given.pop("training", micro(probe_every=2)), run, **given)
 
 
 def dumped(run: Path, mask: str) -> dict[str, Any]:
