@@ -4,7 +4,7 @@
 the pages take the new ones, and `docs/` the figures that the pages show. Give names of pages to run
 these alone.
 
-A page is one session in a folder that holds `data_dumps` and nothing else:
+A page is one session in a folder that holds `data_dumps`, `data_training` and nothing else:
 
 - ```` ```console ````: lines that begin with `$ deltad` or `$ echo $?`, each followed by its output
 - ```` ```pycon ````: `>>>` lines, each followed by its output
@@ -93,9 +93,10 @@ def refreshed(page: str, folder: Path, *, slow: bool = False) -> str:
             fresh, status = _console(body, status)
         return found[0].removesuffix(f"{body}```") + f"{fresh}```"
 
-    link = folder / "data_dumps"
-    if not link.exists():
-        link.symlink_to(ROOT / "data_dumps")
+    for name in ("data_dumps", "data_training"):
+        link = folder / name
+        if not link.exists():
+            link.symlink_to(ROOT / name)
     with contextlib.chdir(folder):
         return _FENCE.sub(run, page)
 
