@@ -115,6 +115,18 @@ def test_a_short_object_is_a_collision_of_texts() -> None:
     assert response.topk_ids.tolist() == [[0, 1, 2], [0, 1, -1]]
 
 
+def test_an_entry_of_the_sampled_text_that_is_another_ids_is_left_out() -> None:
+    """Ids 1 and 4 are spelt alike; the sampled one's entry was overwritten."""
+    body = completion(Known(np.log([[0.5, 0.1, 0.4]]), [1], 2), "w{}")
+    logprobs = body["choices"][0]["logprobs"]
+    logprobs["top_logprobs"] = [{"w1": float(np.log(0.4)), "w0": float(np.log(0.5))}]
+    body["choices"][0]["token_ids"] = [1]
+    (response,) = read_openai(body, listed=2, vocabulary={"w0": [0], "w1": [1, 4]})
+    assert response.topk_ids.tolist() == [[0, -1]]
+    np.testing.assert_allclose(np.exp(response.logprobs), [0.1])
+    assert response.missing_counts() == {"topk": {"collision": 1}}
+
+
 # Recorded of a real vLLM 0.32.0 server; see tests/fixtures/engines/README.md.
 
 

@@ -148,6 +148,7 @@ def changed(**changes: Any) -> dict[str, Any]:
     [
         (layout([[0, 1]]), "row 0 has 2 response tokens, the response has 3"),
         (layout([[0, 2, 1]]), "position 1: the engine sampled token 1, but `input_ids` holds 2"),
+        (layout([[0, 0, 2]]), "position 1: the engine sampled token 1, but `input_ids` holds 0"),
         (layout([[0, 1, 2]] * 2), "the layout holds 2 responses, got 1"),
         (changed(sequence=torch.zeros(3, dtype=torch.long)), "`sequence` must have shape"),
         (changed(input_ids=torch.zeros(1, 2, dtype=torch.long)), "of the same shape"),
