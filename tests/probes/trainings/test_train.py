@@ -174,6 +174,7 @@ def test_half_a_line_is_cut_off(trained: Path, tmp_path: Path) -> None:
     assert contents(run) == of_ratio(trained)
 
 
+@pytest.mark.slow
 def test_workers_give_the_same_numbers(trained: Path, tmp_path: Path) -> None:
     train_here(tmp_path / "run", masks=("ratio",), workers=1)
     assert contents(tmp_path / "run") == of_ratio(trained)
