@@ -24,7 +24,10 @@ KV_CACHE_BYTES: Final = 2**29
 """Memory for keys and values: 23 thousand tokens of SmolLM2-135M in bfloat16."""
 
 LONGEST: Final = 4096
-"""Longest prompt and response together, where the model allows as many."""
+"""Longest prompt and response together, where the model allows as many; and tokens in a step."""
+
+BLOCK: Final = 32
+"""Tokens that the prefix cache shares at once, the fewest that vLLM's attention on CPU takes."""
 
 ENVIRONMENT: Final[Mapping[str, str]] = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -72,6 +75,11 @@ def open_engine(model: Any, sampling: Sampling, precision: str) -> VllmEngine:
                 enforce_eager=True,
                 max_model_len=longest,
                 max_num_seqs=SAMPLING_BATCH,
+                max_num_batched_tokens=max(longest, LONGEST),
+                # A prompt that is cut in two while its request has a seed ends vLLM 0.32 on CPU:
+                # it winds the request's generator back, which a generator on CPU cannot.
+                enable_chunked_prefill=False,
+                block_size=BLOCK,
                 max_logprobs=sampling.top_k,
                 logprobs_mode="processed_logprobs",
                 kv_cache_memory_bytes=KV_CACHE_BYTES,

@@ -65,7 +65,9 @@ def surroundings() -> tuple[Any, ...]:
 @pytest.fixture(scope="module")
 def opening(model: Any) -> Opening:
     before = surroundings()
-    engine = open_model(model, Sampling(TEMPERATURE, 6, STOP, 5), "float32")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_vllm, "LONGEST", 64)  # tokens in a step, so that requests wait
+        engine = open_model(model, Sampling(TEMPERATURE, 6, STOP, 5), "float32")
     engine.generate(PROMPTS[:1], [0])
     return Opening(engine, before, surroundings())
 
@@ -182,6 +184,12 @@ def test_batch_repeats_bit_for_bit(opening: Opening, processed: list[EngineRespo
         assert one.token_ids.tolist() == other.token_ids.tolist()
         assert one.topk_logprobs.tobytes() == other.topk_logprobs.tobytes()
         assert one.logprobs.tobytes() == other.logprobs.tobytes()
+
+
+def test_prompts_that_do_not_fit_into_one_step_wait(opening: Opening, model: Any) -> None:
+    prompts = [[(3 * at + row) % 60 for at in range(40)] for row in range(6)]
+    said = opening.engine.generate(prompts, range(6))
+    assert mismatch(model, said, temperature=TEMPERATURE).largest < 1e-4
 
 
 def test_process_is_left_as_it_was(opening: Opening) -> None:
