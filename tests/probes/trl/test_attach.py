@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from deltad.dumps import Dump
@@ -41,3 +42,25 @@ def test_the_dump_is_in_order_and_says_what_it_is_of(stale: laws.Pair) -> None:
     assert metadata.readout["exact"]
     assert metadata.update["mask"] == "trl-dapo"
     assert metadata.extra["trainer"]["num_iterations"] == 2
+
+
+def test_in_loss_is_what_trls_clip_lets_pass(stale: laws.Pair) -> None:
+    rows = stale.rows[stale.rows.step == 1]
+    ratio = np.exp(rows.pre_logprob - rows.behavior_logprob)
+    up, down = rows.advantage > 0, rows.advantage < 0
+    clipped = (up & (ratio > 1.2)) | (down & (ratio < 0.8))
+    near = ((ratio - 1.2).abs() < 1e-4) | ((ratio - 0.8).abs() < 1e-4)
+    assert (rows.in_loss == ~clipped)[~near].all()
+    assert 5 < clipped.sum() < len(rows) - 5
+    assert stale.rows[stale.rows.step == 0].in_loss.all()
+
+
+def test_steps_are_logged_among_the_trainers_metrics(stale: laws.Pair) -> None:
+    logged = [entry for entry in stale.probed.state.log_history if "loss" in entry]
+    assert len(logged) == 4
+    for entry in logged:
+        rows = stale.rows[stale.rows.step == entry["step"] - 1]
+        before = laws.divergence(rows)
+        assert entry["deltad/outside_rate"] == pytest.approx((before > 0.15).mean())
+        assert entry["deltad/d_pre_mean"] == pytest.approx(before.mean(), abs=1e-6)
+        assert entry["deltad/in_loss_rate"] == pytest.approx(rows.in_loss.mean())

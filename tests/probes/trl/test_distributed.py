@@ -33,17 +33,17 @@ def holds_on_two_ranks(folder: Path, *launcher: str) -> None:
     laws.the_dump_is_in_order(folder / "run")
     assert Dump.open(folder / "run").metadata("actual").ranks == 2
     rows = trainers.rows(folder / "run")
-    for step in (0, 2):
-        taken = rows[rows.step == step]
-        tokens = [sum(each["completions"][str(step)]) for each in ranks]
-        assert len(taken) == sum(tokens)
-        assert (taken.pre_logprob == taken.behavior_logprob).all()
-        stale = rows[rows.step == step + 1].set_index(laws.KEY).sort_index()
-        first = taken.set_index(laws.KEY).sort_index()
-        assert first.index.is_unique
-        assert first.index.equals(stale.index)
-        assert (first.post_logprob == stale.pre_logprob).all()
-        assert (stale.pre_logprob != stale.behavior_logprob).any()
+    taken = rows[rows.step == 0]
+    tokens = [sum(each["completions"]["0"]) for each in ranks]
+    assert len(taken) == sum(tokens)
+    assert min(tokens) > 0
+    assert (taken.pre_logprob == taken.behavior_logprob).all()
+    stale = rows[rows.step == 1].set_index(laws.KEY).sort_index()
+    first = taken.set_index(laws.KEY).sort_index()
+    assert first.index.is_unique
+    assert first.index.equals(stale.index)
+    assert (first.post_logprob == stale.pre_logprob).all()
+    assert (stale.pre_logprob != stale.behavior_logprob).any()
     sizes = rows.groupby("group").sequence.nunique()
     assert (sizes == 4).all()
 
@@ -51,7 +51,7 @@ def holds_on_two_ranks(folder: Path, *launcher: str) -> None:
     for entry, other in zip(*(each["logs"] for each in ranks), strict=True):
         assert entry.get("deltad/d_post_mean") == other.get("deltad/d_post_mean")
     logged = [entry["deltad/outside_rate"] for entry in ranks[0]["logs"] if "loss" in entry]
-    shares = [(laws.divergence(rows[rows.step == step]) > 0.15).mean() for step in range(4)]
+    shares = [(laws.divergence(rows[rows.step == step]) > 0.15).mean() for step in range(2)]
     np.testing.assert_allclose(logged, shares)
 
 

@@ -112,6 +112,7 @@ def colocate(tmp_path_factory: pytest.TempPathFactory) -> Any:
             ),
             how={"top_k": 4},
             num_iterations=2,
+            max_steps=2,
         )
     return found, engines
 
@@ -155,6 +156,7 @@ def test_the_dump_names_the_engine(colocate: Any) -> None:
     assert metadata.behavior["logprobs_mode"] == "processed_logprobs"
 
 
+@pytest.mark.slow
 def test_the_policy_can_stand_for_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from deltad.dumps import Dump
 from deltad.probes import ProbeError
 from tests.probes.trl import laws, trainers
 
@@ -19,11 +17,11 @@ COLUMNS = ["step", "position", "token_id", "behavior_logprob", "pre_logprob", "p
 def test_a_resumed_training_goes_on_in_the_dump(tmp_path: Path) -> None:
     from deltad.probes.trl import attach
 
-    saving = {"save_strategy": "steps", "save_steps": 2, "num_iterations": 2, "max_steps": 6}
+    saving = {"save_strategy": "steps", "save_steps": 2, "num_iterations": 2, "max_steps": 4}
     whole = laws.build(tmp_path / "whole", **saving)
     attach(whole, tmp_path / "one")
     laws.train(whole)
-    assert len(list((tmp_path / "one/arm=actual/seed=3").iterdir())) == 3
+    assert len(list((tmp_path / "one/arm=actual/seed=3").iterdir())) == 2
 
     again = laws.build(tmp_path / "again", **saving)
     attach(again, tmp_path / "two")
@@ -45,17 +43,18 @@ def test_a_resumed_training_goes_on_in_the_dump(tmp_path: Path) -> None:
     attach(resumed, tmp_path / "two")
     laws.train(resumed, resume_from_checkpoint=str(tmp_path / "again/checkpoint-2"))
     first, second = (trainers.rows(tmp_path / name)[COLUMNS] for name in ("one", "two"))
-    assert sorted(set(second.step)) == [0, 1, 2, 3, 4, 5]
+    assert sorted(set(second.step)) == [0, 1, 2, 3]
     assert first.reset_index(drop=True).equals(second.reset_index(drop=True))
     laws.the_dump_is_in_order(tmp_path / "two")
 
 
+@pytest.mark.slow
 def test_evaluations_in_between_change_nothing(tmp_path: Path) -> None:
     found = laws.pair(
         tmp_path,
         evaluate=True,
         eval_strategy="steps",
-        eval_steps=1,
+        eval_steps=2,
         per_device_eval_batch_size=4,
         steps_per_generation=4,
         loss_type="grpo",
@@ -69,23 +68,25 @@ def test_evaluations_in_between_change_nothing(tmp_path: Path) -> None:
     assert not any(name.startswith("eval_deltad") for entry in logged for name in entry)
 
 
+@pytest.mark.slow
 def test_training_twice_numbers_the_steps_on(tmp_path: Path) -> None:
     from deltad.probes.trl import attach
 
-    made = laws.build(tmp_path / "made", max_steps=2)
+    made = laws.build(tmp_path / "made", max_steps=1)
     with attach(made, tmp_path / "run") as attached:
         laws.train(made)
-        assert set(trainers.rows(tmp_path / "run").step) == {0, 1}
+        assert set(trainers.rows(tmp_path / "run").step) == {0}
         laws.train(made)
-    assert sorted(set(trainers.rows(tmp_path / "run").step)) == [0, 1, 2, 3]
+    assert set(trainers.rows(tmp_path / "run").step) == {0, 1}
     laws.the_dump_is_in_order(tmp_path / "run")
     left = {"train", "compute_loss", "_prepare_inputs", "_generate_and_score_completions"}
     assert not left & vars(made).keys()
     assert attached.unknown_batches == 0
     laws.train(made)  # without the probe
-    assert set(trainers.rows(tmp_path / "run").step) == {0, 1, 2, 3}
+    assert set(trainers.rows(tmp_path / "run").step) == {0, 1}
 
 
+@pytest.mark.slow
 def test_what_was_generated_before_is_left_out(tmp_path: Path) -> None:
     from deltad.probes.trl import attach
 
@@ -104,22 +105,19 @@ def test_what_was_generated_before_is_left_out(tmp_path: Path) -> None:
         laws.train(masked)
 
 
+@pytest.mark.slow
 def test_a_dump_of_another_training_is_refused_before_the_first_step(tmp_path: Path) -> None:
     from deltad.probes.trl import attach
 
-    for _ in range(2):
-        made = laws.build(tmp_path / "made", max_steps=1)
-        attached = attach(made, tmp_path / "run")
-        if (tmp_path / "run").exists():
-            with pytest.raises(ProbeError, match="exists already"):
-                laws.train(made)
-            assert made.state.global_step == 0
-        else:
-            laws.train(made)
-        attached.detach()
-    attach(made, tmp_path / "run", seed=4)
-    laws.train(made)
-    assert Dump.open(tmp_path / "run").seeds("actual") == (3, 4)
+    made = laws.build(tmp_path / "made", max_steps=1)
+    with attach(made, tmp_path / "run"):
+        laws.train(made)
+    again = laws.build(tmp_path / "made", max_steps=1)
+    attach(again, tmp_path / "run")
+    with pytest.raises(ProbeError, match="exists already"):
+        laws.train(again)
+    assert again.state.global_step == 0
+    assert set(trainers.rows(tmp_path / "run").step) == {0}
 
 
 def test_masked_completions_and_tools_are_not_recorded(tmp_path: Path) -> None:
@@ -177,20 +175,8 @@ def test_a_step_that_the_scaler_skips_is_dropped(tmp_path: Path) -> None:
             if state.global_step == 1:
                 next(made.model.parameters()).grad[0, 0] = torch.inf
 
-    made = laws.build(tmp_path / "made", callbacks=[Overflow()], max_grad_norm=0.0)
+    made = laws.build(tmp_path / "made", callbacks=[Overflow()], max_grad_norm=0.0, max_steps=3)
     attached = attach(made, tmp_path / "run")
     laws.train(made)
     assert attached.dropped_steps == 1
-    assert sorted(set(trainers.rows(tmp_path / "run").step)) == [0, 2, 3]
-
-
-def test_in_loss_is_what_trls_clip_lets_pass(tmp_path: Path) -> None:
-    found = laws.pair(tmp_path, num_iterations=2, max_steps=2, epsilon=0.1, epsilon_high=0.3)
-    rows = found.rows[found.rows.step == 1]
-    ratio = np.exp(rows.pre_logprob - rows.behavior_logprob)
-    up, down = rows.advantage > 0, rows.advantage < 0
-    clipped = (up & (ratio > 1.3)) | (down & (ratio < 0.9))
-    near = ((ratio - 1.3).abs() < 1e-4) | ((ratio - 0.9).abs() < 1e-4)
-    assert (rows.in_loss == ~clipped)[~near].all()
-    assert 5 < clipped.sum() < len(rows) - 5
-    assert found.rows[found.rows.step == 0].in_loss.all()
+    assert sorted(set(trainers.rows(tmp_path / "run").step)) == [0, 2]

@@ -107,7 +107,11 @@ def same_gradients(found: dict[str, torch.Tensor], own: dict[str, torch.Tensor])
     ("loss_type", "how"),
     [
         ("dapo", {"criterion": "predictive-kl-aggregated"}),
-        ("grpo", {"criterion": "ratio", "divergence": "tv", "ratio_cap": 1.1}),
+        pytest.param(
+            "grpo",
+            {"criterion": "ratio", "divergence": "tv", "ratio_cap": 1.1},
+            marks=pytest.mark.slow,
+        ),
         pytest.param("bnpo", {"criterion": "binary-kl"}, marks=pytest.mark.slow),
         pytest.param("dr_grpo", {"criterion": "predictive-tv-exact"}, marks=pytest.mark.slow),
         pytest.param("luspo", {"criterion": "clip-higher"}, marks=pytest.mark.slow),
@@ -124,17 +128,16 @@ def test_gradients_are_those_of_the_losses(
     own, keep = own_gradients(made, witness, rows, 1, **how)
     same_gradients(witness.gradients[1], own)
     assert rows[rows.step == 1].in_loss.tolist() == keep
+    holds_of_a_dump_with_a_criterion(made, rows, tmp_path / "run", how["criterion"])
     if "parameters" not in how:
         assert 5 < sum(keep) < len(keep) - 5
 
 
-def test_a_dump_with_a_criterion_is_in_order_and_its_metrics_are_logged(tmp_path: Path) -> None:
-    made, _, rows = trained(
-        tmp_path, how={"criterion": "predictive-kl-aggregated", "threshold": THRESHOLD}
-    )
-    laws.the_dump_is_in_order(tmp_path / "run")
-    update = Dump.open(tmp_path / "run").metadata("actual").update
-    assert (update["mask"], update["threshold"]) == ("predictive-kl-aggregated", THRESHOLD)
+def holds_of_a_dump_with_a_criterion(made: Any, rows: Any, run: Path, name: str) -> None:
+    """It is in order, names its mask, and what is logged is what it holds."""
+    laws.the_dump_is_in_order(run)
+    update = Dump.open(run).metadata("actual").update
+    assert (update["mask"], update["threshold"]) == (name, THRESHOLD)
     for entry in made.state.log_history[:2]:
         taken = rows[rows.step == entry["step"] - 1]
         masked = 1 - taken.in_loss.mean()
@@ -156,6 +159,7 @@ def test_no_criterion_on_policy_is_trls_own_loss_bit_for_bit(tmp_path: Path) -> 
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.slow
 def test_no_criterion_is_trls_loss_with_the_clip_out_of_reach(tmp_path: Path) -> None:
     from deltad.probes.trl import attach
 
@@ -172,6 +176,7 @@ def test_no_criterion_is_trls_loss_with_the_clip_out_of_reach(tmp_path: Path) ->
     assert logged[1] == pytest.approx(logged[0], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_without_rows_no_forward_is_made_after_the_step(tmp_path: Path) -> None:
     from deltad.probes.trl import attach
 

@@ -24,31 +24,33 @@ def test_lora_with_checkpointed_gradients(tmp_path: Path) -> None:
         peft=lora("q_proj", "v_proj"),
         gradient_checkpointing=True,
         num_iterations=2,
+        max_steps=2,
         learning_rate=5e-2,
         temperature=1.3,
     )
     laws.nothing_changes(found)
-    laws.on_policy_steps_have_no_divergence(found, (0, 2))
+    laws.on_policy_steps_have_no_divergence(found, (0,))
     laws.a_stale_step_begins_where_the_last_ended(found, 0)
-    laws.a_stale_step_begins_where_the_last_ended(found, 2)
     laws.the_dump_is_in_order(found.run)
 
 
+@pytest.mark.slow
 def test_bfloat16(tmp_path: Path) -> None:
-    found = laws.pair(tmp_path, bf16=True, num_iterations=2, loss_type="grpo")
+    found = laws.pair(tmp_path, bf16=True, num_iterations=2, max_steps=2, loss_type="grpo")
     laws.nothing_changes(found)
-    laws.on_policy_steps_have_no_divergence(found, (0, 2))
+    laws.on_policy_steps_have_no_divergence(found, (0,))
     laws.a_stale_step_begins_where_the_last_ended(found, 0)
     laws.the_dump_is_in_order(found.run)
     readout = Dump.open(found.run).metadata("actual").readout
     assert readout["verified"]
 
 
+@pytest.mark.slow
 def test_a_generation_in_the_middle_of_an_accumulation(tmp_path: Path) -> None:
-    found = laws.pair(tmp_path, gradient_accumulation_steps=4, steps_per_generation=2, max_steps=2)
+    found = laws.pair(tmp_path, gradient_accumulation_steps=4, steps_per_generation=2, max_steps=1)
     laws.nothing_changes(found)
-    laws.on_policy_steps_have_no_divergence(found, (0, 1))
-    laws.rows_are_those_of_a_forward_of_our_own(found, {0: 0, 1: 1})
+    laws.on_policy_steps_have_no_divergence(found, (0,))
+    laws.rows_are_those_of_a_forward_of_our_own(found, {0: 0})
     laws.groups_are_prompts(found)
     laws.the_dump_is_in_order(found.run)
 

@@ -100,7 +100,7 @@ def trainer(
         "per_device_train_batch_size": 4,
         "gradient_accumulation_steps": 2,
         "num_generations": 4,
-        "max_completion_length": 8,
+        "max_completion_length": 6,
         "learning_rate": 1e-2,
         "logging_steps": 1,
         "report_to": "none",

@@ -21,7 +21,7 @@ from tests.probes.trl import laws, trainers
 
 def rank(folder: Path) -> None:
     """Train twice, and write down what this rank saw."""
-    found = laws.pair(folder, num_iterations=2)
+    found = laws.pair(folder, num_iterations=2, max_steps=2)
     number = found.probed.accelerator.process_index
     first, second = trainers.weights(found.plain), trainers.weights(found.probed)
     whole: dict[str, Any] = {
