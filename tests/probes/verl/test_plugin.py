@@ -98,7 +98,7 @@ def run_status(**variables: str) -> subprocess.CompletedProcess[str]:
         env={**kept, "PYTHONPATH": str(ROOT), **variables},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
 
@@ -145,7 +145,7 @@ def test_verl_imports_the_plugin_and_no_engine_for_it() -> None:
         | {"PYTHONPATH": str(ROOT), "VERL_USE_EXTERNAL_MODULES": "deltad.probes.verl"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=True,
     )
     assert done.stdout.split() == ["True", "False", "False"]
