@@ -56,10 +56,13 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """Recipe, precision and threshold in words."""
+        """Recipe, precision, threshold and K in words."""
         options = self.options
         region = "" if options["divergence"] == "kl" else f" ({options['divergence'].upper()})"
-        return f"{options['recipe']}, {options['precision']}, δ = {options['threshold']:g}{region}"
+        return (
+            f"{options['recipe']}, {options['precision']}, δ = {options['threshold']:g}{region}, "
+            f"K = {options['top_k']}"
+        )
 
 
 @dataclass(frozen=True, eq=False)

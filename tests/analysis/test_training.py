@@ -150,8 +150,8 @@ def test_several_settings_stand_beside_each_other(tmp_path: Path) -> None:
     third = write_training(tmp_path / "c", {"ratio": ACCURACIES["none"]}, threshold=0.05)
     table = training_table([first, second, third])
     names = [table.name_of(setting) for setting in table.settings]
-    assert names[0] == "tiny, fp32, δ = 0.15"
-    assert names[1:] == [f"tiny, fp32, δ = 0.05 ({run})" for run in (second, third)]
+    assert names[0] == "tiny, fp32, δ = 0.15, K = 20"
+    assert names[1:] == [f"tiny, fp32, δ = 0.05, K = 20 ({run})" for run in (second, third)]
     assert len(table.figure().axes) == 3 * len(BESIDE)
     assert [row.measure("final") for row in table.rows] == pytest.approx([0.25, 0.225, 0.225])
     assert all(name in as_text(table.text()) for name in names)

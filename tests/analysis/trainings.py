@@ -14,6 +14,7 @@ OPTIONS: dict[str, Any] = {
     "precision": "fp32",
     "threshold": 0.15,
     "divergence": "kl",
+    "top_k": 20,
     "batches": 2,
     "minibatches": 4,
     "prompts": 8,
