@@ -131,6 +131,9 @@ def import_(
     from deltad.dumps.writer import Existing
     from deltad.masks import CRITERIA
     from deltad.probes.offline import OfflineError, ScoringFiles, import_dump
+    from deltad.probes.offline.files import NO_FILE
+    from deltad.probes.offline.importing import UpdateError
+    from deltad.probes.offline.records import INT32
 
     sources, run = (paths, None) if requests is not None else (paths[:-1], paths[-1])
     if not sources:
@@ -142,6 +145,11 @@ def import_(
     for path in (*sources, *(pre or ()), *(post or ()), *(join or ())):
         if not path.exists():
             raise OptionError(f"{path} does not exist")
+        if not path.is_file() and not path.is_dir():
+            raise OptionError(f"{path} {NO_FILE}")
+    if step not in INT32:
+        raise OptionError(f"`--step` must be an int32, got {step}")
+    _check_places(run, requests, sources, {"pre": pre, "post": post, "join": join}, arm)
     try:
         check_arm(arm)
         check_seed(seed)
@@ -164,6 +172,7 @@ def import_(
                     "model": model,
                     "vocab_size": vocab_size,
                     "temperature": temperature,
+                    "top_k": top_k,
                 },
                 "behavior": {
                     "engine": engine,
@@ -191,6 +200,10 @@ def import_(
         if len(error.faults) > 1:
             note("nothing was written", quiet=quiet)
         raise typer.Exit(BAD_CONTENT) from None
+    except UpdateError as error:
+        raise OptionError(
+            f"{error}: give `--mask`, `--threshold` and `--divergence` as the update had them"
+        ) from error
     _say(done, run, arm, seed, quiet)
 
 
@@ -235,6 +248,8 @@ def _described(
     }
     if path is not None:
         for key, value in _json_object(path, "--metadata").items():
+            if key in options and not isinstance(value, dict):
+                raise OptionError(f"`--metadata`: `{key}` of {path} must be a JSON object")
             found[key] = {**found.get(key, {}), **value} if isinstance(value, dict) else value
     for key, values in options.items():
         given = {name: value for name, value in values.items() if value not in ("", None)}
@@ -257,13 +272,63 @@ def _described(
     known |= {"behavior", "readout", "update"}
     extra = {key: value for key, value in found.items() if key not in known}
     described = {key: value for key, value in found.items() if key in known}
-    from deltad.dumps import Metadata
+    top_k = extra.pop("top_k", None) if options[""]["top_k"] else None
+    _check_described({**described, "top_k": top_k or 1, "extra": extra})
+    return {**described, "extra": extra}
 
-    try:  # a bad value is an option's, whichever it came by
-        Metadata(**{**described, "top_k": 1}, extra=extra)
+
+def _check_described(values: dict[str, Any]) -> None:
+    """Refuse impossible metadata: a bad value is an option's, whichever it came by."""
+    from deltad.divergence import DIVERGENCES
+    from deltad.dumps import Metadata
+    from deltad.dumps.consistency import SUPPORTS
+    from deltad.dumps.metadata import is_number
+
+    try:
+        known = Metadata(**values)
+        known.to_json()
+        if known.top_k > known.vocab_size:
+            raise ValueError(f"`top_k` must be at most `vocab_size`, got {known.top_k}")
+        support = known.behavior.get("support", "union")
+        if support not in SUPPORTS:
+            raise ValueError(f"`support` must be one of {', '.join(SUPPORTS)}, got {support!r}")
+        divergence = known.update.get("divergence")
+        if divergence is not None and divergence not in tuple(DIVERGENCES):
+            names = ", ".join(DIVERGENCES)
+            raise ValueError(f"`divergence` must be one of {names}, got {divergence!r}")
+        threshold = known.update.get("threshold")
+        if threshold is not None and (not is_number(threshold) or threshold < 0):
+            raise ValueError(f"`threshold` must be a number of at least 0, got {threshold!r}")
     except ValueError as error:
         raise OptionError(f"the dump's metadata: {error}") from error
-    return {**described, "extra": extra}
+
+
+def _check_places(
+    run: Path | None,
+    requests: Path | None,
+    sources: list[Path],
+    given: dict[str, list[Path] | None],
+    arm: str,
+) -> None:
+    """Refuse files that cannot mean what they are given for."""
+    from deltad.dumps.consistency import ZERO_STEP
+
+    if run is not None and run.exists() and not run.is_dir():
+        raise OptionError(f"RUN must be a folder, but {run} is a file")
+    if requests is not None:
+        for option, paths in given.items():
+            if paths:
+                raise OptionError(f"`--{option}` has no part in `--requests`: leave it out")
+        if requests.exists() and any(requests.samefile(path) for path in sources):
+            raise OptionError(f"{requests} holds the responses: name another file for `--requests`")
+        return
+    before, after = given["pre"] or [], given["post"] or []
+    for path in after:
+        if arm != ZERO_STEP and any(path.samefile(other) for other in before):
+            raise OptionError(
+                f"{path} is given as the scores before the step and after it: then nothing "
+                f"changed, which only the arm {ZERO_STEP} may say"
+            )
 
 
 def _json_object(path: Path, option: str) -> dict[str, Any]:

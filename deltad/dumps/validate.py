@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .agreement import Rows, arm_findings, key_findings
-from .consistency import SUPPORTS, applied, derived_findings
+from .batch import Batch
+from .consistency import SUPPORTS, Applied, applied, derived_findings
 from .errors import DumpError, Problem
 from .finding import Finding
 from .footers import PartFile, scan
@@ -146,17 +147,38 @@ def _check_part(part: PartFile, report: _Report, batch_rows: int) -> Rows | None
     keys = [np.zeros((0, 4), dtype=np.int32)]
     try:
         for batch in part_batches(part, batch_rows=batch_rows):
-            found = list(findings(batch, part.metadata))
-            sound = np.ones(len(batch), dtype=np.bool_)
-            for finding in found:
-                sound[finding.rows] = False
-            found += _sound_rows(derived_findings(part, batch, mask), sound)
-            report.add_findings(path, batch.first_row, found)
+            report.add_findings(path, batch.first_row, row_findings(part, batch, mask))
             keys.append(np.stack([batch[name] for name in Rows.KEY], axis=1))
     except DumpError as error:  # with `strict` also what `report` has just raised
         report.add(error)
         return None
     return Rows(part, np.concatenate(keys))
+
+
+def row_findings(part: PartFile, batch: Batch, mask: Applied | None) -> list[Finding]:
+    """Find what is wrong with rows taken one by one.
+
+    Parameters
+    ----------
+    part : PartFile
+        Of which the batch is.
+    batch : Batch
+        All columns of the file.
+    mask : Applied or None
+        What `in_loss` must be.
+
+    Returns
+    -------
+    list of Finding
+        One a rule and column; contradictions between columns only of rows whose values are
+        possible.
+    """
+    found = list(findings(batch, part.metadata))
+    sound = np.ones(len(batch), dtype=np.bool_)
+    for finding in found:
+        sound[finding.rows] = False
+    found += _sound_rows(derived_findings(part, batch, mask), sound)
+    return found
 
 
 def _sound_rows(found: Iterable[Finding], sound: NDArray[np.bool_]) -> Iterator[Finding]:

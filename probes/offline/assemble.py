@@ -112,6 +112,8 @@ def assemble(
             )
     if faults.count > before:
         return None
+    if "position" in values:
+        _check_places(*sources["position"], values["position"], faults)
     ids = _trimmed(values.get("topk_ids", _none(length, -1)))
     for name in (
         each for each in _LISTS if each in values or COLUMNS[each].reading in ("", *readings)
@@ -188,6 +190,15 @@ def _check_lengths(record: Record, name: str, found: Lists, ids: Lists, faults: 
                 name=name,
             )
         )
+
+
+def _check_places(record: Record, name: str, places: NDArray[np.int64], faults: Faults) -> None:
+    """No two tokens stand at one place."""
+    _, first = np.unique(places, return_index=True)
+    again = np.setdiff1d(np.arange(len(places)), first)
+    if len(again):
+        message = f"must be another one for each token, found {places[again[0]]} twice"
+        faults.add(record.fault(message, name=name))
 
 
 def _check_width(record: Record, name: str, ids: Lists, top_k: int, faults: Faults) -> None:

@@ -14,6 +14,7 @@ from deltad.probes.errors import first_line
 
 from .faults import Fault, Faults, OfflineError, Origin
 from .files import Progress, expand, json_lines
+from .join import shortened
 from .records import Lists, Record
 
 ENGINES: Final = ("vllm", "sglang", "openai", "llama.cpp")
@@ -80,7 +81,8 @@ class EngineFiles:
         self._first = next((each for _, _, each in self._responses(faults)), None)
         if self._first is None:
             faults.check()
-            raise OfflineError("the files hold no response")
+            names = ", ".join(shortened(self.paths))
+            raise OfflineError(f"the files hold no response: {names}")
         described = shared_metadata([self._first])
         self.behavior = {
             name: value

@@ -16,13 +16,24 @@ from numpy.typing import NDArray
 from deltad.probes.errors import first_line
 
 from .faults import BadValueError, Fault, Faults, OfflineError, Origin
-from .records import NAMES, Lists, Record, make_record, merged, unknown_fields
+from .records import NAMES, Lists, Record, is_field, make_record, merged, unknown_fields
 
 Progress = Callable[[int], None]
 """Called with the number of bytes that were read since the last call."""
 
 PARQUET: Final = (".parquet", ".pq")
 JSON_LINES: Final = (".jsonl", ".ndjson", ".json")
+NO_FILE: Final = (
+    "is a pipe or a device, and what is imported is read more than once: write it to a file first"
+)
+"""What is said of a path that can be read once only."""
+
+_PACKED: Final = {
+    b"\x1f\x8b": "is packed by gzip: unpack it first",
+    b"\x28\xb5\x2f\xfd": "is packed by zstd: unpack it first",
+    b"\xff\xfe": "must be UTF-8, found UTF-16",
+    b"\xfe\xff": "must be UTF-8, found UTF-16",
+}
 _ROWS: Final = 1024  # of Parquet at once: with 20 ids a token, a few MB of responses
 
 
@@ -42,7 +53,7 @@ def expand(paths: Iterable[Path]) -> list[Path]:
     Raises
     ------
     OfflineError
-        A path that is not there, or a folder without files of scores.
+        A path that is not there, a pipe or a device, or a folder without files of scores.
     """
     found: list[Path] = []
     for path in paths:
@@ -56,8 +67,10 @@ def expand(paths: Iterable[Path]) -> list[Path]:
                 endings = ", ".join((*JSON_LINES, *PARQUET))
                 raise OfflineError(f"{path} holds no file that ends in {endings}")
             found += inside
-        elif path.exists():
+        elif path.is_file():
             found.append(path)
+        elif path.exists():
+            raise OfflineError(f"{path} {NO_FILE}")
         else:
             raise OfflineError(f"{path} does not exist")
     return found
@@ -83,6 +96,12 @@ def json_lines(
         Line and object.
     """
     with path.open("rb") as file:
+        begin = file.read(4)
+        for start, said in _PACKED.items():
+            if begin.startswith(start):
+                faults.add(Fault(path, said))
+                return
+        file.seek(0)
         for number, line in enumerate(file, 1):
             if progress is not None:
                 progress(len(line))
@@ -184,6 +203,8 @@ def _parquet(
     try:
         with pq.ParquetFile(path) as file:
             kind = file.schema_arrow
+            if twice := [name for name in kind.names if kind.names.count(name) > 1]:
+                raise BadValueError(f"must have each column once, found `{twice[0]}` twice")
             whole = "position" not in kind.names or _is_list(kind.field("position").type)
             for batch in file.iter_batches(_ROWS if whole else 16 * _ROWS, use_threads=False):
                 origin = Origin(path, row, "row")
@@ -332,4 +353,6 @@ def _plain(name: str, array: pa.Array) -> Any:
         return array.to_numpy(zero_copy_only=False)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind):
         return array.to_pylist()
-    return [None] * len(array)  # of a type that no field has: an unknown field
+    if is_field(name):
+        raise BadValueError(f"`{name}` cannot be of type {kind}")
+    return [None] * len(array)  # an unknown field

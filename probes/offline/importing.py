@@ -20,24 +20,31 @@ from deltad.dumps import (
     DumpError,
     DumpWriter,
     Metadata,
-    findings,
     part_batches,
     part_numbers,
 )
-from deltad.dumps.footers import scan
+from deltad.dumps.batch import Batch
+from deltad.dumps.consistency import applied
+from deltad.dumps.finding import Finding
+from deltad.dumps.footers import PartFile, scan
 from deltad.dumps.incoming import incoming
 from deltad.dumps.layout import part_path
+from deltad.dumps.validate import row_findings
 from deltad.dumps.writer import Existing
 
 from .assemble import Response, assemble
 from .faults import LISTED, Faults, OfflineError
 from .files import Progress, ScoringFiles
-from .join import TWICE, Joined
+from .join import TWICE, Joined, shortened
 from .records import Record
 
 BLOCK: Final = 8192
 """Rows that are checked and written at once."""
 
+_NAMED_ANEW: Final = (
+    "must be a whole number, since RUN has responses of step {} already and texts are numbered "
+    "anew by every import: whether it is among them cannot be known"
+)
 _LABELS: Final = {
     "join": "the file to join",
     "pre": "the file of scores before the step",
@@ -86,6 +93,10 @@ class Imported:
     readings: tuple[str, ...]
     top_k: int
     ignored: tuple[str, ...]
+
+
+class UpdateError(ValueError):
+    """The metadata contradict the arm's name, or do not tell the mask that they name."""
 
 
 class _LookFirstError(Exception):
@@ -146,7 +157,8 @@ def import_dump(
     DumpError
         RUN is no dump, holds this arm and seed already, or another K, vocabulary or temperature.
     ValueError
-        A value of `metadata`, or a name, that is not possible.
+        A value of `metadata`, or a name, that is not possible; `UpdateError` where it is the
+        update's.
     """
     run = Path(run)
     first, readings = _first(source, {"pre": pre, "post": post})
@@ -213,7 +225,8 @@ def _first(
     record = next(source.records(faults), None)
     if record is None:
         faults.check()
-        raise OfflineError("the files hold no response")
+        names = ", ".join(shortened(getattr(source, "paths", [])))
+        raise OfflineError(f"the files hold no response: {names}")
     readings = tuple(
         reading
         for reading, names in READINGS.items()
@@ -290,7 +303,7 @@ def _write(task: _Task, staging: Path, arm: str, seed: int) -> Imported:
     """
     faults = Faults()
     writer = DumpWriter(staging, arm=arm, seed=seed, metadata=task.metadata, readings=task.readings)
-    block = _Block(writer, task.metadata, task.readings, task.nullable, faults)
+    block = _Block(writer, task.metadata, task.readings, task.nullable, faults, arm)
     left_out = 0
     try:
         for response in _responses(task, faults):
@@ -313,12 +326,24 @@ def _responses(task: _Task, faults: Faults) -> Iterator[Response]:
     """Join the files, response by response; numbers stand for the names of groups and responses."""
     numbers = {"sequence": _Numbers(), "group": _Numbers()}
     seen = set(task.known)
+    known_steps = {step for step, _ in task.known}
+    grouped: bool | None = None
+    unread = 0  # faults of records that the source could not give
     with contextlib.ExitStack() as stack:
         joined = {
             role: stack.enter_context(Joined(files, _LABELS[role], faults, task.progress))
             for role, files in task.others.items()
         }
-        for record in task.source.records(faults, task.progress):
+        records = task.source.records(faults, task.progress)
+        while True:
+            before = faults.count
+            record = next(records, None)
+            unread += faults.count - before
+            if record is None:
+                break
+            if isinstance(record.sequence, str) and record.step in known_steps:
+                faults.add(record.fault(_NAMED_ANEW.format(record.step), name="sequence"))
+                continue
             if record.key in seen:
                 faults.add(record.fault(TWICE))
                 continue
@@ -339,9 +364,15 @@ def _responses(task: _Task, faults: Faults) -> Iterator[Response]:
             if response is None:
                 continue
             group = next(
-                (each.group for each in (record, *others.values()) if each.group is not None),
-                record.sequence,
+                (each.group for each in (record, *others.values()) if each.group is not None), None
             )
+            grouped = group is not None if grouped is None else grouped
+            if grouped is not (group is not None):
+                word = "lacks" if grouped else "has"
+                message = f"{word} it, unlike the responses before: all must have one, or none"
+                faults.add(record.fault(message, name="group"))
+                continue
+            group = record.sequence if group is None else group
             names: dict[str, int | str] = {"sequence": record.sequence, "group": group}
             for name, value in names.items():
                 number = numbers[name].of(value)
@@ -354,7 +385,7 @@ def _responses(task: _Task, faults: Faults) -> Iterator[Response]:
                 response.columns["step"] = np.full(len(response), record.step, dtype=np.int64)
                 yield response
         for files in joined.values():
-            files.finish()
+            files.finish(complete=not unread)
 
 
 class _Numbers:
@@ -384,10 +415,11 @@ class _Block:
         readings: tuple[str, ...],
         nullable: bool,
         faults: Faults,
+        arm: str,
     ) -> None:
         self.responses = self.without_lists = 0
         self._writer, self._metadata, self._readings = writer, metadata, readings
-        self._nullable, self._faults = nullable, faults
+        self._nullable, self._faults, self._arm = nullable, faults, arm
         self._held: list[Response] = []
         self._rows = 0
         self._names: frozenset[str] | None = None
@@ -428,7 +460,7 @@ class _Block:
             for each in held:
                 self._blame(each, problem.column, problem.message)
             return
-        for finding in findings(batch, self._metadata):
+        for finding in self._findings(batch):
             for row in finding.rows[: LISTED + 1].tolist():
                 response, place = _at(held, row)
                 record, name = response.sources.get(
@@ -444,6 +476,16 @@ class _Block:
         self._writer.append(columns, vectors_stored=vectors if self._nullable else None)
         self.responses += len(held)
         self.without_lists += int(np.count_nonzero(~vectors))
+
+    def _findings(self, batch: Batch) -> list[Finding]:
+        """What is wrong with rows; the first block tells whether the update's mask is known."""
+        names = tuple(batch.columns)
+        part = PartFile(Path(), self._arm, 0, 0, 0, len(batch), self._metadata, names)
+        try:
+            mask = applied(part)
+        except ValueError as error:
+            raise UpdateError(str(error)) from error
+        return row_findings(part, batch, mask)
 
     def _blame(self, response: Response, column: str | None, message: str) -> None:
         """Make a fault of a column whose type or size is wrong, where it is this response's."""

@@ -98,7 +98,7 @@ class Joined:
         in_memory: int = IN_MEMORY,
     ) -> None:
         self._label, self._faults = label, faults
-        self._names = ", ".join(map(str, _shortened(files.paths)))
+        self._names = ", ".join(map(str, shortened(files.paths)))
         self._stream = files.records(faults, progress)
         self._waiting = Waiting(in_memory)
         self._taken: set[Key] = set()
@@ -134,14 +134,20 @@ class Joined:
         self._taken.add(key)
         return found
 
-    def finish(self) -> None:
-        """Make faults of the records that nobody asked for."""
+    def finish(self, *, complete: bool = True) -> None:
+        """Make faults of the records that nobody asked for.
+
+        Parameters
+        ----------
+        complete : bool
+            Whether all responses could be read; otherwise these records may be theirs.
+        """
         for record in self._stream:
             if record.key in self._taken or record.key in self._waiting:
                 self._faults.add(record.fault(TWICE))
             else:
                 self._waiting.add(record)
-        for record in self._waiting.left():
+        for record in self._waiting.left() if complete else ():
             self._faults.add(
                 Fault(
                     record.origin,
@@ -168,6 +174,6 @@ TWICE: Final = (
 """What is said of a response that comes again."""
 
 
-def _shortened(paths: list[Path]) -> list[str]:
+def shortened(paths: list[Path]) -> list[str]:
     """Names of files, the first few."""
     return [*map(str, paths[:3]), *(["…"] if len(paths) > 3 else [])]

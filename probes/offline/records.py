@@ -41,6 +41,7 @@ OTHERS: Final[Mapping[str, str]] = MappingProxyType({"response_mask": "b", "prom
 INT32: Final = range(-(2**31), 2**31)
 """Numbers that a step, a group or a response can have."""
 
+_LARGEST: Final = np.finfo(np.float64).max.item()
 _INFINITE: Final = {"-inf": -np.inf, "-Infinity": -np.inf}
 _KINDS: Final = {"f": "numbers", "i": "whole numbers", "b": "true or false (or 1 or 0)"}
 
@@ -167,6 +168,11 @@ def unknown_fields(raw: Mapping[str, Any], *, score: bool) -> set[str]:
     return set(raw) - set(NAMES) - _fields(score).keys()
 
 
+def is_field(name: str) -> bool:
+    """Whether a name means anything, in files of responses or of scores."""
+    return name in NAMES or name in _FIELDS or name in _SCORE_FIELDS
+
+
 def _fields(score: bool) -> dict[str, str]:
     """Fields with an entry a token, and the kind of their values; "[]" before it for lists."""
     return _SCORE_FIELDS if score else _FIELDS
@@ -231,7 +237,11 @@ def numbers(value: Any, kind: str) -> NDArray[Any]:
     if kind == "f":
         if not types <= {float, int}:
             value = [_number(entry, index) for index, entry in enumerate(value)]
-        return np.array(value, dtype=np.float64)
+        try:
+            return np.array(value, dtype=np.float64)
+        except OverflowError:
+            index = next(at for at, entry in enumerate(value) if abs(entry) > _LARGEST)
+            raise BadValueError("must be a number that a float can hold", index) from None
     plain = {int} if kind == "i" else {bool, int}
     if not types <= plain:
         index = next(at for at, entry in enumerate(value) if type(entry) not in plain)
@@ -271,15 +281,15 @@ def lists(value: Any, kind: str) -> Lists:
         ) from None
 
 
-def _number(entry: Any, index: int) -> float:
-    """One entry of a list of numbers."""
+def _number(entry: Any, index: int) -> float | int:
+    """One entry of a list of numbers; a whole number may be beyond all floats."""
     if entry is None:
         return float("nan")
     if isinstance(entry, str) and entry in _INFINITE:
         return float(_INFINITE[entry])
     if isinstance(entry, bool) or not isinstance(entry, float | int):
         raise BadValueError(f"must be a number, found {_brief(entry)}", index)
-    return float(entry)
+    return entry if isinstance(entry, int) else float(entry)
 
 
 def _checked_array(value: NDArray[Any], kind: str) -> NDArray[Any]:

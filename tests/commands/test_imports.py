@@ -178,6 +178,14 @@ def test_the_vocabulary_may_come_from_a_models_folder(
         (("--seed", str(2**40)), "a seed must be an int32"),
         (("--metadata", "nowhere.json"), "`--metadata`: cannot read nowhere.json"),
         (("--pre", "nowhere.jsonl"), "nowhere.jsonl does not exist"),
+        (("--threshold", "nan"), "the dump's metadata: metadata must be JSON"),
+        (("--threshold", "-1"), "`threshold` must be a number of at least 0, got -1.0"),
+        (("--divergence", "js"), "`divergence` must be one of kl, tv, got 'js'"),
+        (("--support", "x"), "`support` must be one of union, replaced-last, got 'x'"),
+        (("--top-k", "25"), "`top_k` must be at most `vocab_size`, got 25"),
+        (("--top-k", str(2**40)), "`top_k` must be at most 2147483647"),
+        (("--step", str(2**40)), "`--step` must be an int32"),
+        (("--pre", "/dev/null"), "/dev/null is a pipe or a device"),
     ],
 )
 def test_bad_options(
@@ -204,3 +212,40 @@ def test_fields_that_mean_nothing_are_told(tmp_path: Path) -> None:
     assert "neither before nor after the step" in done.stdout
     quiet = deltad("import", source, tmp_path / "other", "--vocab-size", 9, "--quiet")
     assert quiet.stderr == ""
+
+
+def test_an_arm_named_by_a_mask_needs_its_threshold(files: dict[str, Path], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    arguments = ("import", files["ratio"], run, "--pre", files["ratio.pre"], "--vocab-size", 24)
+    done = deltad(*arguments, "--arm", "ratio")
+    assert done.exit_code == 2
+    assert "`update.threshold` must be a number" in done.stderr
+    assert "give `--mask`, `--threshold` and `--divergence`" in done.stderr
+    assert not run.exists()
+
+
+@pytest.mark.parametrize("key", ["behavior", "readout", "update"])
+def test_a_part_of_the_metadata_that_is_no_object(
+    files: dict[str, Path], tmp_path: Path, key: str
+) -> None:
+    path = tmp_path / "metadata.json"
+    path.write_text(json.dumps({key: None}), encoding="utf-8")
+    done = deltad("import", files["none"], tmp_path / "run", "--vocab-size", 24, "--metadata", path)
+    assert done.exit_code == 2
+    assert f"`{key}` of {path} must be a JSON object" in done.stderr
+
+
+def test_files_are_not_taken_for_something_else(files: dict[str, Path], tmp_path: Path) -> None:
+    source = tmp_path / "behavior.jsonl"
+    source.write_bytes(files["none"].read_bytes())
+    for arguments, says in (
+        ((source,), "RUN must be a folder"),
+        ((tmp_path / "run", "--pre", source, "--post", source), "before the step and after it"),
+        (("--requests", source), "holds the responses: name another file"),
+        (("--requests", tmp_path / "r", "--pre", source), "`--pre` has no part in `--requests`"),
+    ):
+        done = deltad("import", source, *arguments, "--vocab-size", 24)
+        assert done.exit_code == 2, done.output
+        assert says in done.stderr
+        assert source.read_bytes() == files["none"].read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == [source.name]

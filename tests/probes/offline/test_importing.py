@@ -82,9 +82,11 @@ def test_one_file_with_everything_gives_the_dump_again(
     recorded: Path, tmp_path: Path, write: Write
 ) -> None:
     source = write(tmp_path / "all", responses(recorded, "ratio", 1))
+    update = {"mask": "ratio", "threshold": 0.15, "divergence": "kl"}
     done = import_dump(
-        ScoringFiles([source]), tmp_path / "run", metadata=METADATA, arm="ratio", seed=1
-    )
+        ScoringFiles([source]), tmp_path / "run", metadata={**METADATA, "update": update},
+        arm="ratio", seed=1,
+    )  # fmt: skip
     same_dump(recorded, tmp_path / "run", "ratio", 1)
     assert done.tokens == len(rows_of(recorded, "ratio", 1))
     assert done.readings == ("pre", "post")
