@@ -32,8 +32,8 @@ def _marks(node: ast.AST) -> set[str]:
 
 def _ci_runs_slow_tests_of(file: str) -> bool:
     """Whether CI has a stage for the slow tests of a file's folder."""
-    stages = re.findall(r"-m slow ([^\n]+)", CI)
-    return any(file.startswith(path) for stage in stages for path in stage.split())
+    paths = [path for line in re.findall(r'^slow="(.+)"$', CI, re.M) for path in line.split()]
+    return any(file.startswith(path) for path in paths)
 
 
 def _markers(test: str) -> set[str]:

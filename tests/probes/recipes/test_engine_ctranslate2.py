@@ -1,4 +1,4 @@
-"""A real second engine in the default environment: CTranslate2 beside transformers."""
+"""A real second engine beside transformers: CTranslate2."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from deltad.probes.recipes.engine_ctranslate2 import open_engine as open_model
 
 from .micro import micro, small_model
 from .scoring import mismatch
+
+pytestmark = pytest.mark.slow
 
 PROMPTS = [[5, 6, 7, 8], [5, 6], [40, 41, 42], [9, 8, 7, 6, 5]] * 4
 """Of several lengths, so that the engine has to force the longer ones."""

@@ -55,6 +55,7 @@ def holds_on_two_ranks(folder: Path, *launcher: str) -> None:
     np.testing.assert_allclose(logged, shares)
 
 
+@pytest.mark.slow
 def test_two_ranks(tmp_path: Path) -> None:
     holds_on_two_ranks(tmp_path)
 
