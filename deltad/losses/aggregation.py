@@ -7,6 +7,7 @@ step's micro-batches add up to the loss of the step, however it is cut.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -182,8 +183,8 @@ def aggregate(
             "`values` and `response_mask` must both be of shape (batch, token), got "
             f"{tuple(values.shape)} and {tuple(response_mask.shape)}"
         )
-    if ranks < 1:
-        raise ValueError(f"`ranks` must be at least 1, got {ranks}")
+    if not (ranks >= 1 and ranks == ranks // 1):
+        raise ValueError(f"`ranks` must be at least 1, got {ranks}: a whole number")
     if denominator is None:
         if ranks > 1 and mode.count != "one":
             raise ValueError(
@@ -193,12 +194,18 @@ def aggregate(
         total = count(response_mask, name).clamp(min=1)
     else:
         # A tensor is not looked at: that would wait for the device.
-        if not isinstance(denominator, Tensor) and not denominator > 0:
+        if isinstance(denominator, Tensor):
+            if denominator.numel() != 1:
+                raise ValueError(
+                    f"`denominator` must be one number, got shape {tuple(denominator.shape)}"
+                )
+            denominator = denominator.reshape(())
+        elif not 0 < denominator < math.inf:
             raise ValueError(f"`denominator` must be positive, got {denominator}")
         total = torch.as_tensor(denominator, device=values.device)
     if mode.by_horizon:
         columns = values.shape[1] if horizon is None else horizon
-        if columns < 1:
+        if not columns >= 1:
             raise ValueError(f"`horizon` must be at least 1 token, got {columns}")
         total = total * columns
     used = response_mask != 0

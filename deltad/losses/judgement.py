@@ -111,7 +111,7 @@ def lay_out(
     )
     try:
         if check:
-            _check_finite(tokens)
+            _check_possible(tokens)
         if topk is not None:
             support = _support(topk, usable, tokens, wide, check=check, tolerance=tolerance)
             tokens = dataclasses.replace(tokens, support=support)
@@ -146,6 +146,23 @@ def _support(
         tolerance=tolerance,
         check=check,
     )
+
+
+def _check_possible(tokens: Tokens) -> None:
+    """Refuse a Σ π² outside of [0, 1] and a negative divergence."""
+    _check_finite(tokens)
+    columns = [("collision", tokens.collision, 1.0)]
+    for name, (divergence, _) in tokens.full.items():
+        columns.append((f"full {name} divergence", divergence, math.inf))
+    for name, column, most in columns:
+        if column is None:
+            continue
+        bad = (column < -LOGPROB_TOLERANCE) | (column > most + LOGPROB_TOLERANCE)
+        if bool(bad.any()):
+            row = int(bad.int().argmax())
+            raise SupportError(
+                row, f"{name} is {float(column[row]):g}, expected a number in [0, {most:g}]"
+            )
 
 
 def _check_finite(tokens: Tokens) -> None:

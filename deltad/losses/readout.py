@@ -7,6 +7,7 @@ new tensor is the gradient itself, in the logits' own dtype.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -121,8 +122,11 @@ def read(
         raise ValueError(
             f"`topk_ids` must be of shape {(*lead, 'topk')}, got {tuple(topk_ids.shape)}"
         )
-    if not temperature > 0:
+    if not 0 < temperature < math.inf:
         raise ValueError(f"`temperature` must be positive, got {temperature}")
+    for name, given in (("token_ids", token_ids), ("topk_ids", topk_ids)):
+        if given is not None and (given.is_floating_point() or given.dtype == torch.bool):
+            raise ValueError(f"`{name}` must be integers, got {given.dtype}")
     sampled = token_ids.reshape(-1, 1).long()
     listed = None if topk_ids is None else topk_ids.reshape(-1, topk_ids.shape[-1]).long()
     ids = sampled if listed is None else torch.cat([sampled, listed], dim=1)

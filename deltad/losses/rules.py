@@ -52,6 +52,10 @@ def rule_of(
     CriterionError
         An unknown name, or a parameter that the rule does not have.
     """
+    if not isinstance(criterion, str | Criterion | Weight):
+        raise CriterionError(
+            f"`criterion` must be a name, a Criterion or a Weight, got {criterion!r}"
+        )
     named = weight(criterion) if isinstance(criterion, str) else criterion
     decide = named.criterion or named if isinstance(named, Weight) else named
     if isinstance(decide, Weight):

@@ -11,7 +11,7 @@ from typing import Final, get_args
 import torch
 from torch import Tensor
 
-from deltad._checks import LOGPROB_TOLERANCE
+from deltad._checks import LOGPROB_TOLERANCE, SupportError
 from deltad.masks import DEFAULT_THRESHOLD, Criterion
 from deltad.weights import Weight
 
@@ -167,6 +167,8 @@ def trust_region_loss(
     ([[True, False]], 0.5, [[0.5, 0.0]])
     """
     _check_shapes(logprob, behavior_logprob, response_mask, topk, full or {})
+    if check and response_mask.is_floating_point() and bool(response_mask.isnan().any()):
+        raise ValueError("`response_mask` must tell response tokens from others, but holds NaN")
     advantage = _a_token("advantage", advantage, logprob)
     if ratio_cap is not None and not ratio_cap > 0:
         raise ValueError(f"`ratio_cap` must be positive or None, got {ratio_cap}")
@@ -181,7 +183,7 @@ def trust_region_loss(
     check_given(
         rule, collision=topk is None or topk.collision is not None, full=(full or {}).keys()
     )
-    low, high = threshold if isinstance(threshold, tuple) else (threshold, threshold)
+    low, high = _pair(threshold)
 
     judged = lay_out(
         logprob,
@@ -218,6 +220,8 @@ def trust_region_loss(
         extra = _a_token("token_weight", token_weight, logprob).detach().to(logprob.dtype)
         extra = torch.where((pull != 0) | (held != 0), extra, torch.zeros_like(extra))
         pull, held = pull * extra, held * extra
+    if check:
+        _check_pull(pull + held, log_ratio, None if token_weight is None else extra)
     # Unread tokens are replaced before anything is computed of them: 0 · NaN would be NaN.
     log_pi = torch.where(pull != 0, logprob, torch.zeros_like(logprob))
     # exp(x − x.detach()) is exactly 1 and has the derivative 1: the value stays the surrogate's.
@@ -257,8 +261,10 @@ def _check_shapes(
     if logprob.ndim != 2:
         raise ValueError(f"`logprob` must be of shape (batch, token), got {tuple(logprob.shape)}")
     others = {"behavior_logprob": behavior_logprob, "response_mask": response_mask}
+    precise = {"behavior_logprob": behavior_logprob}
     if topk is not None:
         others["topk.token_ids"] = topk.token_ids
+        precise |= {"topk.behavior": topk.behavior, "topk.policy": topk.policy}
     for name, pair in full.items():
         others |= {f"full[{name!r}][{at}]": part for at, part in enumerate(pair)}
     for name, tensor in others.items():
@@ -272,6 +278,36 @@ def _check_shapes(
             f"`logprob` must be float32 or float64, got {logprob.dtype}: a ratio of half-precision "
             "log-probs is mostly rounding; take the log-softmax in float32"
         )
+    for name, tensor in precise.items():
+        if tensor.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"`{name}` must be float32 or float64 too, got {tensor.dtype}")
+
+
+def _pair(threshold: float | tuple[float, float]) -> tuple[float, float]:
+    """δ where Â ≤ 0, and where Â > 0."""
+    pair = threshold if isinstance(threshold, tuple) else (threshold, threshold)
+    if len(pair) != 2 or not all(isinstance(each, int | float | Tensor) for each in pair):
+        raise ValueError(
+            f"`threshold` must be a number, or a tuple (δ where Â ≤ 0, δ where Â > 0), got "
+            f"{threshold!r}"
+        )
+    return pair
+
+
+def _check_pull(pull: Tensor, log_ratio: Tensor, token_weight: Tensor | None) -> None:
+    """Refuse what would make the loss infinite or NaN."""
+    bad = ~pull.isfinite()
+    if not bool(bad.any()):
+        return
+    row = int(bad.flatten().int().argmax())
+    response, position = divmod(row, pull.shape[1])
+    weight = "" if token_weight is None else f", token_weight is {token_weight[response, position]}"
+    raise SupportError(
+        row,
+        f"response {response} of the batch, its token {position}: its loss is no finite number "
+        f"(log r is {float(log_ratio[row]):g}{weight}): a log-prob that stands for none, or a "
+        "ratio that needs `ratio_cap`",
+    )
 
 
 def _a_token(name: str, values: Tensor, logprob: Tensor) -> Tensor:

@@ -19,6 +19,9 @@ SENTINEL: Final = -9999.0
 lowest float32 for the logarithm of 0. No log-prob of a real distribution is as low."""
 
 
+_HIGHEST_ID: Final = 2**63 - 1
+
+
 class Sampling(TypedDict, total=False):
     """How the tokens were sampled, as `EngineResponse` names it."""
 
@@ -104,6 +107,8 @@ def assemble(
     lists: list[list[tuple[int, float]]] = []
     logprobs = np.full(len(positions), np.nan)
     for index, position in enumerate(positions):
+        if position.token_id != -1:
+            whole(engine, position.token_id, "a sampled token", request, index)
         said: Counter[tuple[Field, Reason, str]] = Counter(position.missing)
         value, reason = logprob_or_reason(engine, position.logprob, request, index)
         if value is None and reason is not None:
@@ -131,7 +136,11 @@ def assemble(
         **sampling,
         support=support,
         missing=tuple(gaps),
-        prompt_ids=None if prompt_ids is None else np.array(prompt_ids, np.int64),
+        prompt_ids=None
+        if prompt_ids is None
+        else np.array(
+            [whole(engine, token, "`prompt_ids`", request, None) for token in prompt_ids], np.int64
+        ),
         texts=None if None in texts else tuple(text for text in texts if text is not None),
         request=request,
     )
@@ -168,7 +177,7 @@ def logprob_or_reason(
     else:
         try:
             number = float(value)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = None
     if number is None:
         raise EngineError(
@@ -193,9 +202,10 @@ def whole(engine: str, value: object, what: str, request: str | None, position: 
     digits = isinstance(value, str) and value.isascii() and value.isdigit()
     counted = isinstance(value, int | np.integer) and not isinstance(value, bool)
     number = int(value) if digits or counted else -1  # type: ignore[call-overload]
-    if number < 0:
+    if not 0 <= number <= _HIGHEST_ID:
         raise EngineError(
-            engine, f"{what} must be a token id, a whole number of at least 0, got {brief(value)}",
+            engine,
+            f"{what} must be a token id, a whole number of at least 0, got {brief(value)}",
             request=request, position=position,
         )  # fmt: skip
     return number
@@ -243,6 +253,9 @@ def _entries(
             request=request,
             position=index,
         )
+    if not set(map(type, position.ids)) <= {int} or max(position.ids, default=0) > _HIGHEST_ID:
+        for token in position.ids:
+            whole(engine, token, "a listed id", request, index)
     found: dict[int, float] = {}
     plain = _plain(position.logprobs)
     if plain is not None and len(set(position.ids)) == len(plain):

@@ -139,7 +139,13 @@ def _check_shapes(response: EngineResponse) -> None:
         )
     for name in ("temperature", "top_p", "min_p"):
         setting = getattr(response, name)
+        number = isinstance(setting, int | float | np.number) and not isinstance(setting, bool)
         require(
-            setting is None or (np.isfinite(setting) and setting >= 0),
-            f"`{name}` must be a finite number, at least 0, got {setting}",
+            setting is None or (number and np.isfinite(float(setting)) and setting >= 0),
+            f"`{name}` must be a finite number, at least 0, got {setting!r}",
         )
+    whole = isinstance(response.top_k, int | np.integer) and not isinstance(response.top_k, bool)
+    require(
+        response.top_k is None or whole,
+        f"`top_k` must be a whole number, got {response.top_k!r}",
+    )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from deltad.probes.errors import ProbeError
 
 
@@ -37,6 +40,31 @@ class EngineError(ProbeError):
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle by what the constructor takes, so that worker processes can raise it."""
         return _again, (self.engine, self.reason, self.request, self.position)
+
+
+@contextmanager
+def formed(engine: str, request: str | None = None) -> Iterator[None]:
+    """Say of what cannot be made an array of numbers that the response has not its form.
+
+    Parameters
+    ----------
+    engine, request
+        As in `EngineError`.
+
+    Raises
+    ------
+    EngineError
+        In the place of what NumPy and Python raise of ragged, absent or non-numeric columns.
+    """
+    try:
+        yield
+    except (TypeError, ValueError, OverflowError, IndexError) as error:
+        if isinstance(error, ProbeError):
+            raise
+        raise EngineError(
+            engine, f"the columns must be full and of numbers, got something else: {error}",
+            request=request,
+        ) from error  # fmt: skip
 
 
 def _again(engine: str, reason: str, request: str | None, position: int | None) -> EngineError:

@@ -104,22 +104,17 @@ def _compatible(
 ) -> list[EngineResponse]:
     """The shapes of OpenAI, with probabilities made log-probs."""
     choices, after = [], False
-    for choice in response["choices"]:
+    given = response["choices"]
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise EngineError(_ENGINE, f"`choices` must be a list, got {brief(given)}")
+    for choice in given:
         logprobs = choice.get("logprobs") if isinstance(choice, Mapping) else None
         content = logprobs.get("content") if isinstance(logprobs, Mapping) else None
-        if isinstance(content, Sequence) and any("prob" in item for item in content):
+        if isinstance(content, Sequence) and any(
+            isinstance(item, Mapping) and "prob" in item for item in content
+        ):
             after = True
-            logged = [
-                {
-                    **item,
-                    "logprob": _log(item.get("prob"), None, position),
-                    "top_logprobs": [
-                        {**entry, "logprob": _log(entry.get("prob"), None, position)}
-                        for entry in item.get("top_probs", ())
-                    ],
-                }
-                for position, item in enumerate(content)
-            ]
+            logged = [_logged(item, position) for position, item in enumerate(content)]
             choice = {**choice, "logprobs": {"content": logged}}
         choices.append(choice)
     default: Mode = "processed" if after else "raw"
@@ -135,6 +130,23 @@ def _compatible(
         support="union",
         engine=_ENGINE,
     )
+
+
+def _logged(item: Any, position: int) -> Any:
+    """An entry of probabilities with log-probs in their place."""
+    entries = item.get("top_probs", ()) if isinstance(item, Mapping) else None
+    if not isinstance(entries, Sequence) or not all(isinstance(each, Mapping) for each in entries):
+        raise EngineError(
+            _ENGINE, f"an entry must have `prob` and a list `top_probs`, got {brief(item)}",
+            position=position,
+        )  # fmt: skip
+    return {
+        **item,
+        "logprob": _log(item.get("prob"), None, position),
+        "top_logprobs": [
+            {**entry, "logprob": _log(entry.get("prob"), None, position)} for entry in entries
+        ],
+    }
 
 
 def _read_new(item: Any, name: str, position: int) -> tuple[Entry, list[Entry]]:

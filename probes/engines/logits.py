@@ -68,7 +68,12 @@ def response_from_logits(
         Shapes that do not fit, NaN, a token outside the vocabulary, a distribution without ids.
     """
     values = np.asarray(logits, dtype=np.float64)
-    tokens = np.asarray(token_ids, dtype=np.int64)
+    tokens = np.asarray(token_ids)
+    if tokens.size and tokens.dtype.kind not in "iu":
+        raise EngineError(
+            engine, f"token ids must be whole numbers, got {tokens.dtype}", request=request
+        )
+    tokens = tokens.astype(np.int64)
 
     def refuse(holds: bool, reason: str, position: int | None = None) -> None:
         if not holds:
@@ -83,7 +88,9 @@ def response_from_logits(
     vocab = values.shape[1]
     for position, (token, row) in enumerate(zip(tokens, values, strict=True)):
         refuse(0 <= token < vocab, f"token {token} is not in [0, {vocab})", position)
-        refuse(not np.isnan(row).any(), "logits must not be NaN", position)
+        refuse(
+            not (np.isnan(row) | (row == np.inf)).any(), "logits must not be NaN or +∞", position
+        )
         refuse(bool((row > _MASKED).any()), "every id is masked in the logits", position)
     values = np.where(values > _MASKED, values, -np.inf) / divide_by
     shifted = values - values.max(axis=1, keepdims=True, initial=-np.inf)

@@ -266,6 +266,9 @@ class _Reader:
         if token_ids is not None:
             return max(0, len(tokens) - len(token_ids))
         usage = body.get("usage")
+        completion = usage.get("completion_tokens") if isinstance(usage, Mapping) else None
+        if len(body["choices"]) == 1 and completion == len(tokens):
+            return 0  # no echo: the first token's log-prob is missing
         prompt = usage.get("prompt_tokens") if isinstance(usage, Mapping) else None
         if not isinstance(prompt, int) or not 0 < prompt <= len(tokens):
             raise EngineError(

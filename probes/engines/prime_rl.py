@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from .assemble import Position, Sampling, assemble, brief, whole
-from .errors import EngineError
+from .errors import EngineError, formed
 from .missing import Missing, Mode
 from .response import EngineResponse
 
@@ -17,6 +17,7 @@ SCHEMA_VERSION: Final = 1
 """`schema_version` of the exports that are read."""
 
 
+@formed(_ENGINE)
 def read_prime_rl(
     records: Any,
     *,
@@ -91,6 +92,12 @@ def _read(record: Any, index: int, sampling: Sampling) -> EngineResponse:
         raise EngineError(_ENGINE, f"columns must be of one length, got {lengths}", request=name)
     token_ids, mask, logprobs = (list(column or ()) for column in columns.values())
     ids = [whole(_ENGINE, token, "`token_ids`", name, at) for at, token in enumerate(token_ids)]
+    for at, keep in enumerate(mask):
+        if keep not in (0, 1):
+            raise EngineError(
+                _ENGINE, f"`loss_mask` must be true or false, got {brief(keep)}", request=name,
+                position=at,
+            )  # fmt: skip
     places = [at for at, keep in enumerate(mask) if keep]
     return assemble(
         _ENGINE,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .assemble import Position, Sampling, assemble, brief
-from .errors import EngineError
+from .errors import EngineError, formed
 from .logits import as_array
 from .missing import Missing, Mode
 from .response import EngineResponse
@@ -68,13 +68,16 @@ def read_rollout_dump(
         fields = item if isinstance(item, Mapping) else getattr(item, "__dict__", {})
         name = str(fields.get("index", len(responses)))
         if "response_length" in fields:
-            responses.append(_slime(fields, name, sampling | Sampling(mode=mode or "tempered")))
+            with formed("slime", name):
+                read = _slime(fields, name, sampling | Sampling(mode=mode or "tempered"))
+            responses.append(read)
         elif "responses" in fields:
             anew = fields.get("teacher_ids") is not None
             chosen: Mode = mode or ("raw" if anew else "processed")
-            for row, part in enumerate(_verl_rows(fields, name)):
-                request = str(len(responses)) if row else name
-                responses.append(_verl(part, request, sampling | Sampling(mode=chosen)))
+            with formed("verl", name):
+                for row, part in enumerate(_verl_rows(fields, name)):
+                    request = str(len(responses)) if row else name
+                    responses.append(_verl(part, request, sampling | Sampling(mode=chosen)))
         else:
             raise EngineError(
                 "rollout dump",
@@ -98,7 +101,7 @@ def _slime(fields: Mapping[str, Any], name: str, sampling: Sampling) -> EngineRe
         )  # fmt: skip
     begin = len(tokens) - length
     mask = fields.get("loss_mask")
-    kept = np.ones(length, bool) if mask is None else as_array(mask).astype(bool)
+    kept = np.ones(length, bool) if mask is None else _mask(engine, mask, "loss_mask", name)
     ids, values = fields.get("rollout_topk_token_ids"), fields.get("rollout_topk_log_probs")
     return _response(
         engine, name, sampling,
@@ -120,10 +123,20 @@ def _verl_rows(fields: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
         if key not in arrays:
             raise EngineError("verl", f"a row must have `{key}`, got {brief(sorted(arrays))}",
                               request=name)  # fmt: skip
+    if arrays["responses"].ndim not in (1, 2):
+        raise EngineError(
+            "verl", f"`responses` must be a list of ids or a batch of them, got shape "
+            f"{arrays['responses'].shape}",
+            request=name,
+        )  # fmt: skip
     if arrays["responses"].ndim == 1:
         return [arrays]
     batch = len(arrays["responses"])
-    uneven = {key: len(array) for key, array in arrays.items() if len(array) != batch}
+    uneven = {
+        key: len(array) if array.ndim else None
+        for key, array in arrays.items()
+        if array.shape[:1] != (batch,)
+    }
     if uneven:
         raise EngineError("verl", f"every field must have {batch} rows, got {uneven}",
                           request=name)  # fmt: skip
@@ -133,7 +146,7 @@ def _verl_rows(fields: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
 def _verl(arrays: Mapping[str, Any], name: str, sampling: Sampling) -> EngineResponse:
     """One row of verl."""
     engine = "verl"
-    prompt, tokens = arrays["prompts"], arrays["responses"]
+    prompt, tokens = (_column(engine, arrays, key, name) for key in ("prompts", "responses"))
     ids, values = arrays.get("teacher_ids"), arrays.get("teacher_logprobs")
     for key, array in (("teacher_ids", ids), ("teacher_logprobs", values)):
         if array is not None and (array.ndim != 2 or len(array) != len(prompt) + len(tokens)):
@@ -153,10 +166,20 @@ def _verl(arrays: Mapping[str, Any], name: str, sampling: Sampling) -> EngineRes
             entry = np.where(hit, values, 0.0).sum(axis=1)
             logprobs = np.where(hit.any(axis=1), entry, logprobs)
     present = arrays.get("attention_mask")
-    shown = prompt if present is None else prompt[present[: len(prompt)].astype(bool)]
+    if present is not None:
+        present = _mask(engine, present, "attention_mask", name)
+        if present.ndim != 1 or len(present) < len(prompt):
+            raise EngineError(
+                engine,
+                f"`attention_mask` must cover the prompt's {len(prompt)} tokens, got shape "
+                f"{present.shape}",
+                request=name,
+            )
+    shown = prompt if present is None else prompt[present[: len(prompt)]]
     return _response(
         engine, name, sampling,
-        tokens=tokens, logprobs=logprobs, kept=arrays["response_mask"].astype(bool),
+        tokens=tokens, logprobs=logprobs,
+        kept=_mask(engine, arrays["response_mask"], "response_mask", name),
         ids=ids, values=values, prompt=shown,
     )  # fmt: skip
 
@@ -198,7 +221,7 @@ def _response(
         )  # fmt: skip
     positions = []
     for at in np.flatnonzero(kept):
-        position = Position(int(tokens[at]), None if scalar is None else float(scalar[at]))
+        position = Position(int(tokens[at]), None if scalar is None else scalar[at])
         if scalar is None:
             position.missing.append(("logprob", "not-returned", ""))
         if lists is not None:
@@ -213,6 +236,15 @@ def _response(
         prompt_ids=prompt.tolist(),
         request=name,
     )
+
+
+def _mask(engine: str, value: Any, what: str, name: str) -> NDArray[np.bool_]:
+    """A mask of 0 and 1; anything else is no mask."""
+    array = as_array(value)
+    if array.dtype.kind not in "biuf" or not np.isin(array, (0, 1)).all():
+        raise EngineError(engine, f"`{what}` must hold 0 and 1 alone, got {brief(value)}",
+                          request=name)  # fmt: skip
+    return array.astype(bool)
 
 
 def _column(engine: str, fields: Mapping[str, Any], key: str, name: str) -> NDArray[Any]:

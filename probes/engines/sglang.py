@@ -164,6 +164,7 @@ def _check_ids(item: Mapping[str, Any], tokens: list[_Triple], name: str) -> Non
     given = item.get("output_ids")
     if given is None:
         return
+    _list(given, "output_ids", name)
     ids = [token for _, token, _ in tokens]
     if list(given) != ids:
         place = next((i for i, (a, b) in enumerate(zip(given, ids, strict=False)) if a != b), None)
@@ -218,8 +219,8 @@ def _rows(meta: Mapping[str, Any], side: str, name: str) -> list[Row] | None:
     if meta.get(key) is None:
         return None
     rows: list[Row] = []
-    for position, row in enumerate(meta[key]):
-        if not row:
+    for position, row in enumerate(_list(meta[key], f"meta_info.{key}", name)):
+        if row is None or (isinstance(row, Sequence) and not row):
             rows.append(None)
             continue
         if not isinstance(row, Sequence) or isinstance(row, str):
@@ -230,6 +231,13 @@ def _rows(meta: Mapping[str, Any], side: str, name: str) -> list[Row] | None:
         entries = [_triple(entry, key, name, position) for entry in row]
         rows.append(([token for _, token, _ in entries], [value for value, _, _ in entries]))
     return rows
+
+
+def _list(value: Any, what: str, name: str) -> Sequence[Any]:
+    """A list, and nothing else that can be gone through."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return value
+    raise EngineError(_ENGINE, f"`{what}` must be a list, got {brief(value)}", request=name)
 
 
 def _is_support(meta: Mapping[str, Any]) -> bool:
@@ -254,7 +262,8 @@ def _read_support(
     for index, ((_, token, text), row, logprobs) in enumerate(
         zip(tokens, ids, values, strict=True)
     ):
-        if not isinstance(logprobs, Sequence) or len(row) != len(logprobs) or token not in row:
+        lists = all(isinstance(each, list | tuple) for each in (row, logprobs))
+        if not lists or len(row) != len(logprobs) or token not in row:
             raise EngineError(
                 _ENGINE,
                 f"the support must hold the sampled token {token} and a log-prob an id, got ids "

@@ -44,7 +44,7 @@ def flat_rows(meta: Mapping[str, Any], prefix: str, name: str) -> list[Row]:
     if not (
         isinstance(shape, Sequence)
         and len(shape) == 2
-        and all(isinstance(n, int) and n >= 0 for n in (*shape, nulls))
+        and all(isinstance(n, int) and 0 <= n < 2**31 for n in (*shape, nulls))
     ):
         raise EngineError(
             _ENGINE,
@@ -75,6 +75,10 @@ def flat_rows(meta: Mapping[str, Any], prefix: str, name: str) -> list[Row]:
 def _column(meta: Mapping[str, Any], key: str, dtype: str, name: str) -> list[Any]:
     """A flat column, plain or in base64 (contiguous, little-endian)."""
     if meta.get(key) is not None:
+        if not isinstance(meta[key], Sequence) or isinstance(meta[key], str):
+            raise EngineError(
+                _ENGINE, f"`{key}` must be a list, got {brief(meta[key])}", request=name
+            )
         return list(meta[key])
     encoded = meta.get(f"{key}_b64")
     if not isinstance(encoded, str):

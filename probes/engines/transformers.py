@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from .assemble import Sampling, brief, field_of
-from .errors import EngineError
+from .errors import EngineError, formed
 from .logits import DEFAULT_TOP_K, as_array, response_from_logits
 from .response import EngineResponse
 
 _ENGINE = "transformers"
 
 
+@formed(_ENGINE)
 def read_transformers(
     output: Any,
     *,

@@ -121,6 +121,8 @@ def _responses(
     read: Sequence[_Tokens], sampling: Sampling, listed: int | None
 ) -> list[EngineResponse]:
     """Responses, with one K for all of them."""
+    if listed is not None and (isinstance(listed, bool) or not isinstance(listed, int)):
+        raise EngineError(_ENGINE, f"`listed` must be a whole number or None, got {listed!r}")
     scored = [tokens for tokens in read if tokens.lists is not None]
     owns = {id(tokens): tokens.owns() for tokens in scored}
     if listed is None or listed < 0:
@@ -233,7 +235,7 @@ def _response(
 
 def _ids(value: Any, what: str, name: str) -> list[int]:
     """Token ids as a list."""
-    if value is None or isinstance(value, str | Mapping):
+    if not hasattr(value, "__len__") or isinstance(value, str | bytes | Mapping):
         raise EngineError(_ENGINE, f"`{what}` must be a list of ids, got {brief(value)}",
                           request=name)  # fmt: skip
     return [whole(_ENGINE, token, f"`{what}`", name, index) for index, token in enumerate(value)]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .assemble import brief, field_of, whole
+from .assemble import brief, field_of, logprob_or_reason, whole
+from .checks import AGREEMENT_TOLERANCE
 from .errors import EngineError
 
 _ENGINE = "vllm"
@@ -80,14 +82,33 @@ def own_of(token: int, listed: Listed | None, name: str, position: int) -> Own |
             position=position,
         )
     at = listed.ids.index(token)
-    return Own(listed.logprobs[at], listed.ranks[at], listed.texts[at])
+    rank: Any = listed.ranks[at]
+    if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 1):
+        raise EngineError(
+            _ENGINE, f"`rank` must be a whole number of at least 1, got {brief(rank)}",
+            request=name, position=position,
+        )  # fmt: skip
+    own = listed.logprobs[at]
+    if rank is not None and own is not None and math.isfinite(own):
+        others = [value for value in listed.logprobs if value is not None]
+        above = sum(value > own + AGREEMENT_TOLERANCE for value in others)
+        below = sum(value < own - AGREEMENT_TOLERANCE for value in others)
+        if rank <= above or (rank > len(listed.ids) and below):
+            raise EngineError(
+                _ENGINE,
+                f"the sampled token {token} has rank {rank}, but of the {len(listed.ids)} listed "
+                f"log-probs {above} are above its own and {below} below",
+                request=name,
+                position=position,
+            )
+    return Own(own, rank, listed.texts[at])
 
 
 def place_of(own: Own, listed: Listed) -> int:
     """Where the sampled token stands, from 1; the last place possible where there is no rank."""
     if own.rank is not None:
         return own.rank
-    if not isinstance(own.logprob, int | float):
+    if own.logprob is None:
         return len(listed.ids)
     return sum(value is None or not value < own.logprob for value in listed.logprobs)
 
@@ -120,9 +141,14 @@ def _mapping(entry: Any, name: str, position: int) -> Listed | None:
         )  # fmt: skip
     ids = _token_ids(list(entry), "a key of `logprobs`", name, position)
     values = list(entry.values())
+    if len(set(ids)) != len(ids):
+        raise EngineError(
+            _ENGINE, f"an entry must hold each id once, got {brief(list(entry))}", request=name,
+            position=position,
+        )  # fmt: skip
     if all(value is None or isinstance(value, int | float) for value in values):
         nothing = [None] * len(ids)
-        return Listed(ids, values, nothing, nothing)
+        return Listed(ids, _numbers(values, name, position), nothing, nothing)
     if all(isinstance(value, Mapping) for value in values):
         logprobs = [value.get("logprob", value) for value in values]
         ranks = [value.get("rank") for value in values]
@@ -131,7 +157,16 @@ def _mapping(entry: Any, name: str, position: int) -> Listed | None:
         logprobs = [getattr(value, "logprob", value) for value in values]
         ranks = [getattr(value, "rank", None) for value in values]
         texts = [getattr(value, "decoded_token", None) for value in values]
-    return Listed(ids, logprobs, ranks, texts)
+    return Listed(ids, _numbers(logprobs, name, position), ranks, texts)
+
+
+def _numbers(values: list[Any], name: str, position: int) -> list[float | None]:
+    """Log-probs as they came, as plain numbers; None stays."""
+    if set(map(type, values)) <= {float}:
+        return values
+    for value in values:
+        logprob_or_reason(_ENGINE, value, name, position)
+    return [None if value is None else float(value) for value in values]
 
 
 def _flat(logprobs: Any, name: str) -> list[Listed | None]:
@@ -154,27 +189,59 @@ def _flat(logprobs: Any, name: str) -> list[Listed | None]:
             f"{len(ends)}",
             request=name,
         )
-    size = min(len(ids), len(values))
+    size = len(ids)
     ranks, texts = (
-        column if isinstance(column, Sequence) and len(column) >= size else [None] * size
-        for column in (field_of(logprobs, "ranks"), field_of(logprobs, "decoded_tokens"))
+        field_of(logprobs, part) or [None] * size for part in ("ranks", "decoded_tokens")
     )
-    lists: list[Listed | None] = []
-    for position, (start, end) in enumerate(zip(starts, ends, strict=True)):
-        if not 0 <= start <= end <= size:
+    for part, column in (("logprobs", values), ("ranks", ranks), ("decoded_tokens", texts)):
+        if not isinstance(column, Sequence) or len(column) != size:
             raise EngineError(
                 _ENGINE,
-                f"FlatLogprobs' entry must lie in the {size} values there are, got "
-                f"[{start}, {end})",
+                f"FlatLogprobs' `{part}` must be a list of {size}, as long as `token_ids`, got "
+                f"{brief(column)}",
+                request=name,
+            )
+    lists: list[Listed | None] = []
+    before = 0
+    for position, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        if type(start) is not int or type(end) is not int or not before == start <= end <= size:
+            raise EngineError(
+                _ENGINE,
+                f"FlatLogprobs' entry must begin where the one before ended, at {before}, and "
+                f"lie in the {size} values there are, got [{start}, {end})",
                 request=name,
                 position=position,
             )
+        before = end
         if start < end and ids[start] in ids[start + 1 : end]:
+            _same(values, start, ids.index(ids[start], start + 1, end), name, position)
             start += 1  # the later has its rank among the top-K
         at = slice(start, end)
         tokens = _token_ids(list(ids[at]), "FlatLogprobs' id", name, position)
-        lists.append(Listed(tokens, list(values[at]), ranks[at], texts[at]) if tokens else None)
+        numbers = _numbers(list(values[at]), name, position)
+        lists.append(Listed(tokens, numbers, ranks[at], texts[at]) if tokens else None)
+    if before != size:
+        raise EngineError(
+            _ENGINE, f"FlatLogprobs hold {size} values, but their entries end at {before}",
+            request=name,
+        )  # fmt: skip
     return lists
+
+
+def _same(values: Sequence[Any], first: int, second: int, name: str, position: int) -> None:
+    """The sampled token's two entries say the same."""
+    one, other = _numbers([values[first], values[second]], name, position)
+    if one == other or (one is not None and other is not None and (
+        (math.isnan(one) and math.isnan(other)) or abs(one - other) <= AGREEMENT_TOLERANCE
+    )):  # fmt: skip
+        return
+    raise EngineError(
+        _ENGINE,
+        f"FlatLogprobs hold the sampled token twice, with log-probs {one} and {other}: they must "
+        "be the same",
+        request=name,
+        position=position,
+    )
 
 
 def _token_ids(values: list[Any], what: str, name: str, position: int) -> list[int]:

@@ -181,3 +181,14 @@ def test_arguments_that_make_no_sense_are_refused(change: dict[str, Any], messag
     logits, sampled, listed = drawn()
     with pytest.raises(ValueError, match=message):
         policy_logprobs(**({"logits": logits, "token_ids": sampled, "topk_ids": listed} | change))
+
+
+@pytest.mark.parametrize("ids", [torch.tensor([1.5]), torch.tensor([True])])
+def test_ids_that_are_no_integers_are_refused(ids: torch.Tensor) -> None:
+    logits = torch.zeros(1, 3)
+    with pytest.raises(ValueError, match="`token_ids` must be integers"):
+        policy_logprobs(logits, ids)
+    with pytest.raises(ValueError, match="`topk_ids` must be integers"):
+        policy_logprobs(logits, torch.tensor([1]), ids[None])
+    with pytest.raises(ValueError, match="`temperature` must be positive"):
+        policy_logprobs(logits, torch.tensor([1]), temperature=float("inf"))

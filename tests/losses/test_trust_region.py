@@ -588,3 +588,38 @@ def test_a_masked_tokens_overflowing_ratio_is_no_nan(name: str) -> None:
     assert result.loss.item() == pytest.approx(-math.exp(0.1) / 2, rel=1e-12)
     assert log_pi.grad is not None
     assert log_pi.grad.tolist() == [[0.0, pytest.approx(-math.exp(0.1) / 2, rel=1e-12)]]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"behavior_logprob": torch.tensor([[-0.7, -9999.0]])},
+            "token 1: .*log r is 9998.*ratio_cap",
+        ),
+        ({"token_weight": torch.tensor([[1.0, math.nan]])}, "token 1: .*token_weight is nan"),
+        ({"behavior_logprob": torch.full((1, 2), -0.7).half()}, "float32 or float64 too"),
+        ({"response_mask": torch.tensor([[1.0, math.nan]])}, "holds NaN"),
+        ({"threshold": [0.1, 0.2]}, "`threshold` must be a number, or a tuple"),
+        ({"threshold": (0.1, 0.2, 0.3)}, "`threshold` must be a number, or a tuple"),
+        ({"denominator": torch.ones(2)}, r"`denominator` must be one number, got shape \(2,\)"),
+        ({"denominator": math.inf}, "`denominator` must be positive, got inf"),
+        ({"ranks": math.nan, "denominator": 1.0}, "`ranks` must be at least 1, got nan"),
+        ({"criterion": None}, "must be a name, a Criterion or a Weight, got None"),
+        (
+            {"criterion": "predictive-kl-full", "full": {"kl": (torch.full((1, 2), -1.0),) * 2}},
+            "full kl divergence is -1, expected a number in",
+        ),
+    ],
+)
+def test_what_would_make_a_wrong_loss_is_refused(change: dict[str, Any], message: str) -> None:
+    arguments: dict[str, Any] = {
+        "logprob": torch.full((1, 2), -0.8),
+        "behavior_logprob": torch.full((1, 2), -0.7),
+        "advantage": torch.ones(1),
+        "response_mask": torch.ones(1, 2),
+        "criterion": "none",
+    }
+    assert trust_region_loss(**arguments).loss.isfinite()
+    with pytest.raises((ValueError, CriterionError, SupportError), match=message):
+        trust_region_loss(**arguments | change)

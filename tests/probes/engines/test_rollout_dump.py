@@ -136,3 +136,38 @@ KNOWN = Known(np.log([[0.5, 0.3, 0.2]] * 2), [0, 1], 2)
 def test_malformed_dumps_are_refused(dump: Any, message: str) -> None:
     with pytest.raises(EngineError, match=message):
         read_rollout_dump(dump)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rollout_topk_token_ids": [[5.7, 2.0], [6.0, 3.0]]}, "position 0: a listed id must be"),
+        ({"loss_mask": [np.nan, 1.0]}, "`loss_mask` must hold 0 and 1 alone"),
+        ({"tokens": [1, [2], 5]}, "slime, request 0: the columns must be full and of numbers"),
+        ({"rollout_log_probs": ["x", -1.0]}, "position 0: a log-prob must be a number or null"),
+        ({"rollout_topk_token_ids": [[10**30, 2], [6, 3]]}, "position 0: a listed id must be"),
+    ],
+)
+def test_columns_of_other_things_are_refused(change: dict[str, Any], message: str) -> None:
+    sample = {
+        "tokens": [1, 5, 6],
+        "response_length": 2,
+        "rollout_log_probs": [-1.0, -1.0],
+        "rollout_topk_token_ids": [[5, 2], [6, 3]],
+        "rollout_topk_log_probs": [[-1.0, -2.0], [-1.0, -2.0]],
+    }
+    assert read_rollout_dump(sample)[0].topk_ids.tolist() == [[5, 2], [6, 3]]
+    with pytest.raises(EngineError, match=message):
+        read_rollout_dump(sample | change)
+
+
+def test_a_log_prob_that_is_null_is_missing() -> None:
+    sample = {"tokens": [1, 5, 6], "response_length": 2, "rollout_log_probs": [None, -1.0]}
+    (response,) = read_rollout_dump(sample)
+    assert response.missing_counts()["logprob"] == {"null": 1}
+
+
+def test_ids_of_verl_that_are_no_whole_numbers_are_refused() -> None:
+    row = {"prompts": [1], "responses": [5.7], "response_mask": [1], "rollout_log_probs": [-1.0]}
+    with pytest.raises(EngineError, match="`responses` must be a list of ids"):
+        read_rollout_dump(row)

@@ -246,7 +246,7 @@ def spoil_flat(**changes: Any) -> dict[str, Any]:
         (spoil(lambda o: o.__setitem__("prompt_token_ids", "abc")), "list of ids, got 'abc'", None),
         (spoil_flat(logprobs=None), "FlatLogprobs must have a list `logprobs`", None),
         (spoil_flat(start_indices=[0]), "as many start as end indices", None),
-        (spoil_flat(token_ids=[1, 2, 3]), "must lie in the 3 values", 0),
+        (spoil_flat(token_ids=[1, 2, 3]), "`logprobs` must be a list of 3", None),
     ],
 )
 def test_malformed_output_is_refused_with_its_place(
@@ -266,3 +266,62 @@ def test_a_prompt_without_log_probs_or_a_start_outside_is_refused() -> None:
         read_vllm_prompt(output)
     with pytest.raises(EngineError, match=r"`start` must lie in \[1, 5\], the prompt, got 0"):
         read_vllm_prompt(fixture("vllm_offline_raw_top5"), start=0)
+
+
+def _one(*lists: Any, ids: Any = (5, 9)) -> dict[str, Any]:
+    """An output of two tokens."""
+    return {"prompt_token_ids": [1], "outputs": [{"token_ids": list(ids), "logprobs": list(lists)}]}
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    single = np.float32
+    output = _one({5: single(-0.1), 8: single(-3.0)}, {9: single(-0.1), 3: single(-3.0)})
+    (response,) = read_vllm(output)
+    assert response.topk_ids.tolist() == [[5, 8], [9, 3]]
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (_one({5: -0.5, "5": -0.9}, {9: -0.1}), "position 0: an entry must hold each id once"),
+        (_one({5: -0.5, 8: "-0.9"}, {9: -0.1}), "position 0: a log-prob must be a number or null"),
+        (_one({5: {"logprob": -0.5, "rank": "1"}}, {9: -0.1}), "position 0: `rank` must be"),
+        (
+            _one({5: {"logprob": -3.0, "rank": 1}, 8: {"logprob": -0.4, "rank": 2}}, ids=(5,)),
+            "position 0: the sampled token 5 has rank 1, but of the 2 listed log-probs 1 are above",
+        ),
+        (
+            _one({5: {"logprob": -0.1, "rank": 9}, 8: {"logprob": -3.0, "rank": 1}}, ids=(5,)),
+            "position 0: the sampled token 5 has rank 9, but of the 2 listed",
+        ),
+        (_one({10**30: -0.5}, {9: -0.1}, ids=(10**30, 9)), "must be a token id"),
+        ({"outputs": [{"token_ids": 5, "logprobs": None}]}, "must be a list of ids, got 5"),
+        (spoil_flat(logprobs=[-9.0] * 3), "`logprobs` must be a list of"),
+        (spoil_flat(ranks=[1]), "`ranks` must be a list of"),
+        (spoil_flat(start_indices=["0"] * 5, end_indices=["1"] * 5), "must begin where"),
+    ],
+)  # fmt: skip
+def test_what_contradicts_itself_is_refused(output: dict[str, Any], message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        read_vllm(output)
+
+
+def test_flat_entries_that_overlap_or_differ_are_refused() -> None:
+    flat = {
+        "start_indices": [0, 3],
+        "end_indices": [3, 5],
+        "token_ids": [5, 5, 2, 9, 9],
+        "logprobs": [-0.4, -0.4, -1.6, -0.1, -0.1],
+        "ranks": [1, 1, 2, 1, 1],
+    }
+    output = _one()
+    output["outputs"][0]["logprobs"] = flat
+    assert read_vllm(output)[0].topk_ids.tolist() == [[5], [9]]
+    for change, message in (
+        ({"logprobs": [-3.0, -0.4, -1.6, -0.1, -0.1]}, "position 0: .* twice, with log-probs -3.0"),
+        ({"start_indices": [0, 2]}, r"position 1: .* at 3, .* got \[2, 5\)"),
+        ({"end_indices": [3, 4]}, "hold 5 values, but their entries end at 4"),
+    ):
+        output["outputs"][0]["logprobs"] = flat | change
+        with pytest.raises(EngineError, match=message):
+            read_vllm(output)
