@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deltad.curves import CURVES, TRAINING, BatchLine, read_lines, read_options
+from deltad.dumps import DumpError
 from deltad.masks import criterion
 
 from . import statistics
@@ -381,7 +382,9 @@ def training_table(
         found = read_options(place)
         setting = Setting(place, found["options"], str(found.get("model", "")))
         for path in sorted(place.glob(f"{TRAINING}/mask=*/seed=*.jsonl")):
-            mask, seed = path.parent.name[len("mask=") :], int(path.stem[len("seed=") :])
+            mask, number = path.parent.name[len("mask=") :], path.stem[len("seed=") :]
+            if not number.isdecimal() or str(seed := int(number)) != number:
+                raise DumpError(path, "must be named seed=<n>.jsonl, n a whole number")
             criterion(mask)  # so that a file of another kind is no mask
             runs.append(TrainedRun(setting, mask, seed, tuple(read_lines(path))))
     if not runs:

@@ -21,6 +21,16 @@ TRAINING: Final = "_training"
 
 FORMAT: Final = 1
 
+_OPTIONS: Final[Mapping[str, type | tuple[type, ...]]] = {
+    "recipe": str,
+    "precision": str,
+    "divergence": str,
+    "threshold": (int, float),
+    "top_k": int,
+    "batches": int,
+}
+"""Options that a reader of curves needs, with their types."""
+
 _DIGITS: Final = 9
 """Significant digits that a line keeps of a sum."""
 
@@ -168,14 +178,14 @@ class BatchLine:
         """
         try:
             found = json.loads(text)
-            return cls(
-                mask=str(found["mask"]),
-                seed=int(found["seed"]),
-                batch=int(found["batch"]),
-                step=int(found["step"]),
-                sums={str(name): float(value) for name, value in found["sums"].items()},
-            )
-        except (KeyError, TypeError, AttributeError) as error:
+            places = {name: found[name] for name in ("seed", "batch", "step")}
+            if wrong := [name for name, value in places.items() if type(value) is not int]:
+                raise ValueError(f"`{wrong[0]}` must be a whole number")
+            sums = {str(name): float(value) for name, value in found["sums"].items()}
+            if bad := [name for name, value in sums.items() if not math.isfinite(value)]:
+                raise ValueError(f"`{bad[0]}` must be finite, found {sums[bad[0]]}")
+            return cls(mask=str(found["mask"]), **places, sums=sums)
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"a line of a training is malformed: {error!r}") from error
 
 
@@ -195,16 +205,23 @@ def read_lines(path: Path) -> Iterator[BatchLine]:
     Raises
     ------
     DumpError
-        A whole line that is none of a training; says which.
+        A whole line that is none of a training, of another run, or out of order; says which.
     OSError
         The file cannot be read.
     """
     text = path.read_bytes()
     for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), start=1):
         try:
-            yield BatchLine.from_json(line)
+            found = BatchLine.from_json(line)
         except ValueError as error:
             raise DumpError(path, f"line {number}: {error}") from error
+        if (f"mask={found.mask}", f"seed={found.seed}") != (path.parent.name, path.stem):
+            raise DumpError(path, f"line {number}: is of {found.mask}, seed {found.seed}")
+        if found.batch != number - 1:
+            raise DumpError(
+                path, f"line {number}: must be of batch {number - 1}, found {found.batch}"
+            )
+        yield found
 
 
 def read_options(run: Path) -> dict[str, Any]:
@@ -228,6 +245,10 @@ def read_options(run: Path) -> dict[str, Any]:
         or not isinstance(found.get("options"), dict)
     ):
         raise DumpError(path, f"must hold the options of a training, of format {FORMAT}")
+    for name, kind in _OPTIONS.items():
+        value = found["options"].get(name)
+        if isinstance(value, bool) or not isinstance(value, kind):
+            raise DumpError(path, f"option `{name}` is missing or of another type, found {value!r}")
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from deltad.analysis.forms.training import TRAINING_COLUMNS
 from deltad.analysis.question import QuestionError
 from deltad.analysis.statistics import bootstrap_mean, holm, sign_test
 from deltad.analysis.training import MEASURES
-from deltad.curves import CURVES, BatchLine, log_path, options_path
+from deltad.curves import CURVES, BatchLine, log_path, options_path, read_lines
 from deltad.dumps import DumpError
 
 from .trainings import line, write_training
@@ -188,3 +189,24 @@ def test_lines_come_back_from_their_json() -> None:
     made = line("ratio", 3, 1, 0.25)
     assert BatchLine.from_json(made.to_json()) == made
     assert math.isnan(BatchLine("none", 0, 0, 0).values()["reward"])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"batch": 1.5}, "`batch` must be a whole number"),
+        ({"batch": 7}, "must be of batch 0, found 7"),
+        ({"mask": "none"}, "is of none, seed 0"),
+        ({"sums": {"reward": float("nan")}}, "`reward` must be finite, found nan"),
+        ({"sums": {"reward": 10**400}}, "a line of a training is malformed"),
+    ],
+)
+def test_a_line_that_cannot_be_true_is_refused(
+    tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    line = {"mask": "ratio", "seed": 0, "batch": 0, "step": 0, "sums": {}}
+    path = log_path(tmp_path, "ratio", 0)
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({**line, **change}) + "\n", encoding="utf-8")
+    with pytest.raises(DumpError, match=said):
+        list(read_lines(path))
