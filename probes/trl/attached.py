@@ -176,9 +176,13 @@ class Attached:
 
     def step_begins(self, step: int) -> None:
         """Before an optimizer step's first micro-batch; called by the trainer's callback."""
+        if self._probe is None:
+            raise ProbeError(
+                "the probe was attached while `train()` was running and would record nothing: "
+                "attach before it"
+            )
         self._sums = StepSums()
-        if self._probe is not None:
-            self._probe.step = self._offset + step
+        self._probe.step = self._offset + step
 
     def before_step(self) -> None:
         """Right before the optimizer's step; called by the trainer's callback."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -69,9 +70,17 @@ class RunRecorder:
         Raises
         ------
         ProbeError
-            Files of another training are there, or one that holds steps of both sides of the
-            checkpoint.
+            RUN cannot be written to; files of another training are there, or one that holds
+            steps of both sides of the checkpoint.
         """
+        try:
+            self.run.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ProbeError(
+                f"`run` must be a folder that can be made, got {self.run}: {error.strerror}"
+            ) from error
+        if not os.access(self.run, os.W_OK):
+            raise ProbeError(f"`run` must be a folder that can be written to, got {self.run}")
         if resumed:
             self._forget_from(step)
             self._existing = "append"

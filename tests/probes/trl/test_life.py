@@ -106,6 +106,25 @@ def test_what_was_generated_before_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_attaching_to_a_running_training_is_refused(tmp_path: Path) -> None:
+    from transformers import TrainerCallback
+
+    from deltad.probes.trl import attach
+
+    made = laws.build(tmp_path / "made", max_steps=3)
+
+    class Late(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 1:
+                attach(made, tmp_path / "run")
+
+    made.add_callback(Late())
+    with pytest.raises(ProbeError, match=r"while `train\(\)` was running.*attach before it"):
+        laws.train(made)
+    assert made.state.global_step == 1
+
+
+@pytest.mark.slow
 def test_a_dump_of_another_training_is_refused_before_the_first_step(tmp_path: Path) -> None:
     from deltad.probes.trl import attach
 

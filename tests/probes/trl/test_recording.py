@@ -118,3 +118,12 @@ def test_a_rank_without_rows_writes_a_file_of_none(tmp_path: Path) -> None:
     assert not (tmp_path / PLACE).exists()
     made.cut(whole=True)
     assert [part.name for part in (tmp_path / PLACE).iterdir()] == ["part-1-0.parquet"]
+
+
+@pytest.mark.parametrize("place", ["file", "file/run"])
+def test_a_folder_that_cannot_be_made_is_refused_before_the_first_step(
+    tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ProbeError, match=r"`run` must be a folder that can be made, got .*file"):
+        recorder(tmp_path / place).begin(0, resumed=False)
