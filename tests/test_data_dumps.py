@@ -7,7 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deltad.analysis import LadderTable, ProtocolTable, RateTable, ladder_table, protocol_table
+from deltad.analysis import (
+    LadderTable,
+    ProtocolTable,
+    RateTable,
+    TokenTable,
+    ladder_table,
+    protocol_table,
+)
 from deltad.dumps import Dump, check_dump, read_prompts
 
 FOLDER = Path(__file__).parents[1] / "data_dumps"
@@ -86,6 +93,27 @@ def test_dumps_with_the_ladder_hold_the_same_updates_as_the_others(name: str) ->
             (ours,), (theirs,) = with_ladder.batches(arm, seed), without.batches(arm, seed)
             for column, values in theirs.columns.items():
                 assert values.tobytes() == ours[column].tobytes(), column
+
+
+def test_page_says_how_far_from_a_second_engine_the_trainer_is() -> None:
+    behavior = Dump.open(FOLDER / "smollm2-vllm").metadata("none").behavior
+    assert (behavior["engine"], behavior["precision"]) == ("vllm", "bfloat16")
+    assert f"vLLM {behavior['version']}" in PAGE
+    for row in _engine_rows("smollm2-whole", "smollm2-vllm"):
+        assert row in PAGE
+
+
+def _engine_rows(*names: str) -> list[str]:
+    """Tokens, mean D before the step and tokens outside, of each step of seed 0."""
+    frames = [
+        TokenTable(Dump.open(FOLDER / name), seeds=[0]).to_frame().groupby("step") for name in names
+    ]
+    rows = []
+    for step in frames[0].groups:
+        parts = [frame.get_group(step) for frame in frames]
+        cells = [f"{len(g)} | {g['d_pre'].mean():.4f} | {g['outside'].sum()}" for g in parts]
+        rows.append(f"| {step} | {' | '.join(cells)} |")
+    return rows
 
 
 def _ladder_rows(table: LadderTable) -> list[str]:
