@@ -172,9 +172,7 @@ def _viewer(context: Context, seeds: Collection[int], tokens: int) -> Section:
         _part("viewer.html"),
         {"unit": escape(payload.header["unit"]), "precision": escape(_precision(payload))},
     )
-    return Section(
-        "tokens", title, f"<p class=lead>{escape(_lead(payload, context))}</p>{html}"
-    )
+    return Section("tokens", title, f"<p class=lead>{escape(_lead(payload, context))}</p>{html}")
 
 
 def _lead(payload: Payload, context: Context) -> str:
