@@ -21,7 +21,22 @@ from deltad.probes.engines import (
     read_vllm,
 )
 
-JUNK = (None, 5, -1, True, "x", "5", [], [None], {}, {"a": 1}, math.nan, math.inf, 10**30, 2.5)
+JUNK: tuple[Any, ...] = (
+    None,
+    5,
+    -1,
+    True,
+    "x",
+    "5",
+    [],
+    [None],
+    {},
+    {"a": 1},
+    math.nan,
+    math.inf,
+    10**30,
+    2.5,
+)
 
 TOP = [[[-0.4, 8, None], [-1.6, 2, None]], [[-0.1, 9, None], [-3.0, 3, None]]]
 META = {"id": "a", "output_token_logprobs": [[-3.0, 5, None], [-0.1, 9, None]]}

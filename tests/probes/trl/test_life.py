@@ -113,7 +113,7 @@ def test_attaching_to_a_running_training_is_refused(tmp_path: Path) -> None:
 
     made = laws.build(tmp_path / "made", max_steps=3)
 
-    class Late(TrainerCallback):  # type: ignore[misc]
+    class Late(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step == 1:
                 attach(made, tmp_path / "run")
