@@ -187,11 +187,14 @@ def _missing_ranks(folder: Path, parts: list[PartFile], present: set[int]) -> It
         return
     # A run that was gone on with may have had another number of processes.
     most = max(saying, key=lambda part: part.metadata.ranks or 0)
-    for rank in range(max(present) + 1, most.metadata.ranks or 0):
+    first, last = max(present) + 1, (most.metadata.ranks or 0) - 1
+    if first <= last:
+        # One error for all: `ranks` may be any number.
+        absent = f"rank {first}" if first == last else f"the ranks {first} to {last}"
         yield DumpError(
-            folder / f"part-{rank}-0.parquet",
-            f"is missing: `ranks` of {most.path.name} says that {most.metadata.ranks} ranks "
-            f"write, and there is none of rank {rank}",
+            folder / f"part-{first}-0.parquet",
+            f"is missing: `ranks` of {most.path.name} says that {last + 1} ranks write, and "
+            f"there is none of {absent}",
         )
 
 

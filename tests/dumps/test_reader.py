@@ -384,7 +384,12 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "missing last rank": (
         lambda run: edit_metadata(first(run), ranks=4),
-        r"part-2-0.parquet: is missing: `ranks` of part-0-0.parquet says that 4 ranks write",
+        r"part-2-0.parquet: is missing: `ranks` of part-0-0.parquet says that 4 ranks write, and "
+        r"there is none of the ranks 2 to 3",
+    ),
+    "more ranks than there can be": (
+        lambda run: edit_metadata(first(run), ranks=2**31 - 1),
+        r"part-2-0.parquet: is missing: .* none of the ranks 2 to 2147483646",
     ),
     "rank that there is not": (
         lambda run: edit_metadata(run / "arm=none/seed=0/part-1-0.parquet", ranks=1),
