@@ -100,6 +100,11 @@ class RunFiles:
 
         path = self.checkpoint
         path.parent.mkdir(parents=True, exist_ok=True)
+        # A checkpoint must not outlive the lines of the batches that it has seen.
+        for written in (self.log, self.steps):
+            if written.exists():
+                with written.open("rb") as file:
+                    os.fsync(file.fileno())
         aside = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             with aside.open("wb") as file:
@@ -140,8 +145,20 @@ class RunFiles:
             Rollout batches that the checkpoint has seen.
         training : Training
             How many steps a batch has, and which are recorded.
+
+        Raises
+        ------
+        RecipeError
+            The log lacks batches that the checkpoint has seen.
         """
         _keep_lines(self.log, lambda line: line["batch"] < batch)
+        logged = [line.batch for line in read_lines(self.log)] if self.log.exists() else []
+        if logged != list(range(batch)):
+            raise RecipeError(
+                f"the checkpoint {self.checkpoint} has seen {batch} rollout batches and "
+                f"{self.log} holds {len(logged)} of them: delete the checkpoint to begin this run "
+                "anew"
+            )
         _keep_lines(self.steps, lambda line: line["step"] < batch * training.minibatches)
         kept = recorded_parts(training, batch)
         for part in self.dump.glob(f"arm=*/seed={self.run.seed}/part-0-*.parquet"):

@@ -174,6 +174,17 @@ def test_half_a_line_is_cut_off(trained: Path, tmp_path: Path) -> None:
     assert contents(run) == of_ratio(trained)
 
 
+def test_log_that_lacks_what_the_checkpoint_has_seen_is_refused(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        _kill(patch, "before_steps")
+        with pytest.raises(Killed):
+            train_here(run, masks=("ratio",))
+    log_path(run, "ratio", 0).write_bytes(b'{"mask":"ratio"')
+    with pytest.raises(WorkerError, match=r"seen 1 rollout batches .* holds 0 .*delete the check"):
+        train_here(run, masks=("ratio",), resume=True)
+
+
 @pytest.mark.slow
 def test_workers_give_the_same_numbers(trained: Path, tmp_path: Path) -> None:
     train_here(tmp_path / "run", masks=("ratio",), workers=1)
