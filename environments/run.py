@@ -20,7 +20,7 @@ import sys
 import venv
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -49,15 +49,12 @@ class Environment:
         Files and folders that hold them; others may need packages that it lacks.
     left_out
         Packages that are asked for and not needed: on a CPU they are large or break imports.
-    variables
-        Environment variables of the test run.
     """
 
     name: str
     marker: str
     tests: tuple[str, ...]
     left_out: frozenset[str] = frozenset()
-    variables: dict[str, str] = field(default_factory=dict)
 
     @property
     def lock(self) -> Path:
@@ -100,7 +97,6 @@ ENVIRONMENTS = {
             left_out=frozenset(
                 {"llama-cpp-python", "torchaudio", "torchcodec", "torchvision", "triton"}
             ),
-            variables={"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
         ),
     )
 }
@@ -151,7 +147,7 @@ def test(environment: Environment, arguments: Sequence[str]) -> bool:
                 *(arguments or environment.tests),
             ],
             cwd=CHECKOUT,
-            env={**os.environ, **environment.variables, "HF_HUB_OFFLINE": "1"},
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
         )  # fmt: skip
         skipped = 0
         if results.exists():
