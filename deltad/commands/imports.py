@@ -131,8 +131,8 @@ def import_(
     from deltad.dumps.writer import Existing
     from deltad.masks import CRITERIA
     from deltad.probes.offline import OfflineError, ScoringFiles, import_dump
+    from deltad.probes.offline.block import UpdateError
     from deltad.probes.offline.files import NO_FILE
-    from deltad.probes.offline.importing import UpdateError
     from deltad.probes.offline.records import INT32
 
     sources, run = (paths, None) if requests is not None else (paths[:-1], paths[-1])

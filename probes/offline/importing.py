@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
@@ -13,33 +12,17 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from deltad.dumps import (
-    READINGS,
-    DumpError,
-    DumpWriter,
-    Metadata,
-    part_batches,
-    part_numbers,
-)
-from deltad.dumps.batch import Batch
-from deltad.dumps.consistency import applied
-from deltad.dumps.finding import Finding
-from deltad.dumps.footers import PartFile, scan
-from deltad.dumps.incoming import incoming
-from deltad.dumps.layout import part_path
-from deltad.dumps.validate import row_findings
+from deltad.dumps import READINGS, DumpWriter, Metadata
 from deltad.dumps.writer import Existing
 
 from .assemble import Response, assemble
-from .faults import LISTED, Faults, OfflineError
+from .block import Block, LookFirstError
+from .faults import Faults, OfflineError
 from .files import Progress, ScoringFiles
 from .join import TWICE, Joined, shortened
+from .place import check_run, known_keys, publish, top_k_of
 from .records import Record
-
-BLOCK: Final = 8192
-"""Rows that are checked and written at once."""
 
 _NAMED_ANEW: Final = (
     "must be a whole number, since RUN has responses of step {} already and texts are numbered "
@@ -93,14 +76,6 @@ class Imported:
     readings: tuple[str, ...]
     top_k: int
     ignored: tuple[str, ...]
-
-
-class UpdateError(ValueError):
-    """The metadata contradict the arm's name, or do not tell the mask that they name."""
-
-
-class _LookFirstError(Exception):
-    """A token has no list, or a longer one, than the first response let expect."""
 
 
 def import_dump(
@@ -163,16 +138,16 @@ def import_dump(
     run = Path(run)
     first, readings = _first(source, {"pre": pre, "post": post})
     longest, bare = _lists_of(first)
-    top_k = top_k or _top_k_of(run, arm, seed, existing)
+    top_k = top_k or top_k_of(run, arm, seed, existing)
     described = Metadata(**{**metadata, "top_k": top_k or max(1, longest)})
-    _check_run(run, described, arm, seed, existing)
+    check_run(run, described, arm, seed, existing)
     others = {"join": join, "pre": pre, "post": post}
     task = _Task(
         source,
         {role: files for role, files in others.items() if files is not None},
         readings,
         described,
-        _known_keys(run, arm, seed) if existing == "append" else set(),
+        known_keys(run, arm, seed) if existing == "append" else set(),
         progress,
         nullable=bare,
         guessed=top_k is None,
@@ -183,18 +158,18 @@ def import_dump(
     try:
         try:
             found = _write(task, staging, arm, seed)
-        except _LookFirstError:
+        except LookFirstError:
             shutil.rmtree(staging)
             every = [_lists_of(record) for record in source.records(Faults())]
             described = Metadata(
                 **{**metadata, "top_k": top_k or max(1, *(each for each, _ in every))}
             )
-            _check_run(run, described, arm, seed, existing)
+            check_run(run, described, arm, seed, existing)
             task = dataclasses.replace(
                 task, metadata=described, nullable=any(bare for _, bare in every), guessed=False
             )
             found = _write(task, staging, arm, seed)
-        paths = _publish(staging, run, arm, seed, existing)
+        paths = publish(staging, run, arm, seed, existing)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
         if new:
@@ -248,51 +223,6 @@ def _lists_of(record: Record) -> tuple[int, bool]:
     return longest, bool((lists.lengths < 0).any())
 
 
-def _check_run(run: Path, metadata: Metadata, arm: str, seed: int, existing: str) -> None:
-    """Refuse a RUN that these rows cannot stand in."""
-    if not run.exists():
-        return
-    parts, problems = scan(run)
-    if parts and problems:
-        raise problems[0]
-    mine = [part for part in parts if (part.arm, part.seed) == (arm, seed)]
-    if mine and existing == "refuse":
-        raise DumpError(
-            mine[0].path,
-            "exists already: give `--existing replace`, `--existing append`, another arm or seed, "
-            "or another RUN",
-        )
-    for part in parts:
-        if part in mine and existing == "replace":
-            continue
-        for key in ("top_k", "vocab_size", "temperature"):
-            have, there = getattr(metadata, key), getattr(part.metadata, key)
-            if have != there:
-                raise DumpError(
-                    part.path,
-                    f"`{key}` must be the same in all files of a dump, found {there}, and {have} "
-                    "in what is imported",
-                )
-
-
-def _top_k_of(run: Path, arm: str, seed: int, existing: str) -> int | None:
-    """K of what will stay in RUN; None where that is nothing."""
-    for part in scan(run)[0] if run.exists() else []:
-        if existing != "replace" or (part.arm, part.seed) != (arm, seed):
-            return part.metadata.top_k
-    return None
-
-
-def _known_keys(run: Path, arm: str, seed: int) -> set[tuple[int, int | str]]:
-    """Step and sequence of the responses that are there already."""
-    found: set[tuple[int, int | str]] = set()
-    for part in scan(run)[0] if run.exists() else []:
-        if (part.arm, part.seed) == (arm, seed):
-            for batch in part_batches(part, columns=("step", "sequence")):
-                found |= set(zip(batch["step"].tolist(), batch["sequence"].tolist(), strict=True))
-    return found
-
-
 def _write(task: _Task, staging: Path, arm: str, seed: int) -> Imported:
     """Write everything aside.
 
@@ -303,7 +233,7 @@ def _write(task: _Task, staging: Path, arm: str, seed: int) -> Imported:
     """
     faults = Faults()
     writer = DumpWriter(staging, arm=arm, seed=seed, metadata=task.metadata, readings=task.readings)
-    block = _Block(writer, task.metadata, task.readings, task.nullable, faults, arm)
+    block = Block(writer, task.metadata, task.readings, task.nullable, faults, arm)
     left_out = 0
     try:
         for response in _responses(task, faults):
@@ -349,7 +279,7 @@ def _responses(task: _Task, faults: Faults) -> Iterator[Response]:
                 continue
             seen.add(record.key)
             if task.guessed and _lists_of(record)[0] > task.metadata.top_k:
-                raise _LookFirstError
+                raise LookFirstError
             found = {role: files.take(record) for role, files in joined.items()}
             others = {role: other for role, other in found.items() if other is not None}
             if len(others) < len(found):
@@ -403,126 +333,3 @@ class _Numbers:
         if isinstance(value, str):
             return self._known.setdefault(value, len(self._known))
         return value
-
-
-class _Block:
-    """Rows on their way into the writer, with where they came from."""
-
-    def __init__(
-        self,
-        writer: DumpWriter,
-        metadata: Metadata,
-        readings: tuple[str, ...],
-        nullable: bool,
-        faults: Faults,
-        arm: str,
-    ) -> None:
-        self.responses = self.without_lists = 0
-        self._writer, self._metadata, self._readings = writer, metadata, readings
-        self._nullable, self._faults, self._arm = nullable, faults, arm
-        self._held: list[Response] = []
-        self._rows = 0
-        self._names: frozenset[str] | None = None
-
-    def add(self, response: Response) -> None:
-        """Take a response."""
-        names = frozenset(response.columns)
-        self._names = self._names or names
-        if apart := sorted(names ^ self._names):
-            lacks = "lacks" if apart[0] in self._names else "has"
-            fault = response.record.fault(
-                f"{lacks} it, unlike the responses before: all must have the same fields",
-                name=apart[0],
-            )
-            self._faults.add(fault)
-            return
-        self._held.append(response)
-        self._rows += len(response)
-        if self._rows >= BLOCK:
-            self.flush()
-
-    def flush(self) -> None:
-        """Check what is held, and write it while nothing is wrong."""
-        held, self._held, self._rows = self._held, [], 0
-        if not held:
-            return
-        columns = {
-            name: np.concatenate([each.columns[name] for each in held]) for name in held[0].columns
-        }
-        vectors = np.concatenate([each.vectors for each in held])
-        try:
-            batch = incoming(
-                columns, vectors, top_k=self._metadata.top_k, label="", readings=self._readings
-            )
-        except DumpError as error:
-            # Of a block, not of a row: too large a number, half a surrogate pair.
-            problem = error.problem
-            for each in held:
-                self._blame(each, problem.column, problem.message)
-            return
-        for finding in self._findings(batch):
-            for row in finding.rows[: LISTED + 1].tolist():
-                response, place = _at(held, row)
-                record, name = response.sources.get(
-                    finding.column, (response.record, finding.column)
-                )
-                position = int(response.columns["position"][place])
-                self._faults.add(record.fault(finding.describe(row), position=position, name=name))
-            self._faults.count += max(0, len(finding.rows) - LISTED - 1)
-        if self._faults.count:
-            return
-        if not vectors.all() and not self._nullable:
-            raise _LookFirstError
-        self._writer.append(columns, vectors_stored=vectors if self._nullable else None)
-        self.responses += len(held)
-        self.without_lists += int(np.count_nonzero(~vectors))
-
-    def _findings(self, batch: Batch) -> list[Finding]:
-        """What is wrong with rows; the first block tells whether the update's mask is known."""
-        names = tuple(batch.columns)
-        part = PartFile(Path(), self._arm, 0, 0, 0, len(batch), self._metadata, names)
-        try:
-            mask = applied(part)
-        except ValueError as error:
-            raise UpdateError(str(error)) from error
-        return row_findings(part, batch, mask)
-
-    def _blame(self, response: Response, column: str | None, message: str) -> None:
-        """Make a fault of a column whose type or size is wrong, where it is this response's."""
-        values = response.columns.get(column or "")
-        kind = getattr(values, "dtype", None)
-        if values is not None and kind is not None and kind.kind == "i":
-            bad = np.flatnonzero((values < -(2**31)) | (values >= 2**31))
-            if not len(bad):
-                return
-        record, name = response.sources.get(column or "", (response.record, column or ""))
-        self._faults.add(record.fault(message, name=name))
-
-
-def _at(held: list[Response], row: int) -> tuple[Response, int]:
-    """The response that a row of a block is of, and the row within it."""
-    ends: NDArray[np.intp] = np.cumsum([len(each) for each in held])
-    index = int(np.searchsorted(ends, row, side="right"))
-    return held[index], row - (int(ends[index - 1]) if index else 0)
-
-
-def _publish(staging: Path, run: Path, arm: str, seed: int, existing: str) -> tuple[Path, ...]:
-    """Put complete files into their places."""
-    numbers = part_numbers(staging, arm=arm, seed=seed)
-    target = part_path(run, arm, seed, 0, 0).parent
-    staged = part_path(staging, arm, seed, 0, 0).parent
-    first = 0
-    if existing == "append" and target.is_dir():
-        first = max(part_numbers(run, arm=arm, seed=seed), default=-1) + 1
-        for number in numbers:
-            os.rename(
-                staged / f"part-0-{number}.parquet", target / f"part-0-{first + number}.parquet"
-            )
-    else:
-        if target.is_dir():
-            os.rename(target, staging / "replaced")
-        if target.parent.is_dir():
-            os.rename(staged, target)
-        else:
-            os.rename(staged.parent, target.parent)
-    return tuple(part_path(run, arm, seed, 0, first + number) for number in numbers)
