@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from deltad.analysis.training import Setting, TrainingTable
+    from deltad.analysis.trained_run import Setting
+    from deltad.analysis.training import TrainingTable
 
 Floats = NDArray[np.float64]
 

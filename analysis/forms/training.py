@@ -10,11 +10,12 @@ from rich.text import Text
 from deltad.analysis.export import FORMAT, without_nan
 from deltad.analysis.statistics import METHOD
 from deltad.analysis.text import plain_grid
-from deltad.analysis.training import MEASURES
+from deltad.analysis.trained_run import MEASURES
 from deltad.analysis.words import count, number, p_value, with_interval
 
 if TYPE_CHECKING:
-    from deltad.analysis.training import MaskRow, Setting, TrainingTable
+    from deltad.analysis.trained_run import Setting
+    from deltad.analysis.training import MaskRow, TrainingTable
 
 _TOTALS: Final = (
     "ppo_kl", "masked_fraction", "clip_fraction", "outside_fraction", "disagreement_fraction",

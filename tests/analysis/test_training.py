@@ -15,7 +15,7 @@ from deltad.analysis.figures.training import ALONE, BESIDE, band, draw_curve
 from deltad.analysis.forms.training import TRAINING_COLUMNS
 from deltad.analysis.question import QuestionError
 from deltad.analysis.statistics import bootstrap_mean, holm, sign_test
-from deltad.analysis.training import MEASURES
+from deltad.analysis.trained_run import MEASURES
 from deltad.curves import CURVES, BatchLine, log_path, options_path, read_lines
 from deltad.dumps import DumpError
 
