@@ -1,0 +1,1 @@
+"""Every goal of speed, memory and accuracy, measured: `python -m benchmarks`."""
