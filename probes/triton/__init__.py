@@ -1,0 +1,1 @@
+"""The readout on a GPU: two Triton kernels, imported only where they run."""
