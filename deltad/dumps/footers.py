@@ -37,6 +37,8 @@ class PartFile:
         From its footer.
     columns : tuple of str
         Columns of the contract that it has, in the contract's order.
+    groups : tuple of int
+        Rows of every row group, in the file's order.
     """
 
     path: Path
@@ -47,6 +49,7 @@ class PartFile:
     rows: int
     metadata: Metadata
     columns: tuple[str, ...]
+    groups: tuple[int, ...] = ()
 
 
 def scan(path: str | Path) -> tuple[list[PartFile], list[DumpError]]:
@@ -205,6 +208,9 @@ def _footer(
     try:
         with pq.ParquetFile(path) as file:
             rows = file.metadata.num_rows
+            groups = tuple(
+                file.metadata.row_group(at).num_rows for at in range(file.metadata.num_row_groups)
+            )
             text = (file.metadata.metadata or {}).get(METADATA_KEY)
             schema = file.schema_arrow
     except DAMAGE as error:
@@ -237,7 +243,7 @@ def _footer(
             )
         )
     if len(problems) == before:
-        yield PartFile(path, arm, seed, rank, number, rows, metadata, columns)
+        yield PartFile(path, arm, seed, rank, number, rows, metadata, columns, groups)
 
 
 def _columns(

@@ -178,16 +178,42 @@ class Dump:
 
 
 def part_batches(
-    part: PartFile, *, columns: Iterable[str] | None = None, batch_rows: int = 65_536
+    part: PartFile,
+    *,
+    columns: Iterable[str] | None = None,
+    batch_rows: int = 65_536,
+    groups: range | None = None,
 ) -> Iterator[Batch]:
-    """Read the rows of one file; parameters, yields and raises as `Dump.batches`."""
+    """Read the rows of one file, or of some of its row groups.
+
+    Parameters
+    ----------
+    part : PartFile
+        Which file.
+    columns, batch_rows
+        As `Dump.batches` takes them.
+    groups : range, optional
+        Row groups, by their places in `part.groups`, one after the other; by default all.
+
+    Yields
+    ------
+    Batch
+        As `Dump.batches`.
+
+    Raises
+    ------
+    DumpError, ValueError
+        As `Dump.batches`.
+    """
     wanted = _wanted(part, columns)
     if batch_rows < 1:
         raise ValueError(f"`batch_rows` must be at least 1, got {batch_rows}")
     if not part.rows:
         return
-    first_row = 0
-    stream = _stream(part.path, wanted, batch_rows)
+    first_row, last_row = 0, part.rows
+    if groups is not None:
+        first_row, last_row = sum(part.groups[: groups.start]), sum(part.groups[: groups.stop])
+    stream = _stream(part.path, wanted, batch_rows, groups)
     for found in stream:
         try:
             batch = from_arrow(found, wanted, str(part.path), first_row)
@@ -196,18 +222,25 @@ def part_batches(
         first_row += len(batch)
         if len(batch):
             yield batch
-    if first_row != part.rows:
+    if first_row != last_row:
         raise DumpError(
-            part.path, f"the footer promises {part.rows} rows, but {first_row} were found"
+            part.path, f"the footer promises {last_row} rows, but {first_row} were found"
         )
 
 
-def _stream(path: Path, columns: list[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
+def _stream(
+    path: Path, columns: list[str], batch_rows: int, groups: range | None
+) -> Iterator[pa.RecordBatch]:
     """Arrow batches of a file, damage turned into a DumpError."""
     try:
         # With pre_buffer the whole file would stay in memory until its end.
         with pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False) as file:
-            yield from file.iter_batches(batch_rows, columns=columns, use_threads=False)
+            yield from file.iter_batches(
+                batch_rows,
+                row_groups=None if groups is None else list(groups),
+                columns=columns,
+                use_threads=False,
+            )
     except DAMAGE as error:
         raise unreadable(path, error) from error
 
