@@ -282,7 +282,7 @@ def _check_described(values: dict[str, Any]) -> None:
     from deltad.divergence import DIVERGENCES
     from deltad.dumps import Metadata
     from deltad.dumps.consistency import SUPPORTS
-    from deltad.dumps.metadata import is_number
+    from deltad.dumps.rules import is_number
 
     try:
         known = Metadata(**values)

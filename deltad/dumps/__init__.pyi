@@ -1,5 +1,6 @@
 from .batch import Batch as Batch
 from .columns import COLUMNS as COLUMNS
+from .columns import DERIVED as DERIVED
 from .columns import KEY as KEY
 from .columns import OPTIONAL as OPTIONAL
 from .columns import READINGS as READINGS
@@ -8,6 +9,10 @@ from .columns import VECTORS as VECTORS
 from .columns import Column as Column
 from .columns import column_reference as column_reference
 from .columns import schema as schema
+from .derived import arithmetic as arithmetic
+from .derived import derive as derive
+from .derived import derived_metadata as derived_metadata
+from .derived import derived_names as derived_names
 from .errors import DumpError as DumpError
 from .errors import Problem as Problem
 from .finding import Finding as Finding
@@ -21,6 +26,9 @@ from .prompts import read_prompts as read_prompts
 from .prompts import write_prompts as write_prompts
 from .reader import Dump as Dump
 from .reader import part_batches as part_batches
+from .rules import DERIVED_VERSION as DERIVED_VERSION
+from .rules import Near as Near
+from .rules import Pair as Pair
 from .tokens import batch_support as batch_support
 from .tokens import batch_tokens as batch_tokens
 from .tokens import scalar_tokens as scalar_tokens
@@ -33,6 +41,8 @@ from .writer import part_numbers as part_numbers
 
 __all__ = [
     "COLUMNS",
+    "DERIVED",
+    "DERIVED_VERSION",
     "FORMAT",
     "KEY",
     "METADATA_KEY",
@@ -48,14 +58,20 @@ __all__ = [
     "DumpWriter",
     "Finding",
     "Metadata",
+    "Near",
+    "Pair",
     "PartFile",
     "Problem",
     "Prompt",
+    "arithmetic",
     "batch_support",
     "batch_tokens",
     "check_batch",
     "check_dump",
     "column_reference",
+    "derive",
+    "derived_metadata",
+    "derived_names",
     "findings",
     "part_batches",
     "part_numbers",

@@ -48,6 +48,8 @@ class Column:
     reading : str
         Of the columns that one reading of the policy fills, "pre" or "post": a file may be
         without that reading, and then has none of its columns.
+    derived : bool
+        Whether `DumpWriter` fills it from the others; see `deltad.dumps.derived`.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Column:
     before: str | None = None
     nullable: bool = False
     reading: str = ""
+    derived: bool = False
 
     @property
     def is_vector(self) -> bool:
@@ -132,6 +135,40 @@ def _rung(name: str, unit: str, meaning: str) -> Column:
     """A column of the ladder, which a token may lack."""
     return Column(name, "float32", unit, False, meaning, "finite", shared=False, nullable=True)
 
+
+def _value(name: str, meaning: str, rule: str, before: str | None = None) -> Column:
+    """A derived number in the unit of its divergence."""
+    return Column(
+        name, "float64", "nats", False, meaning, rule, shared=before is None, before=before,
+        nullable=True, derived=True,
+    )  # fmt: skip
+
+
+_DERIVED: Final = (
+    _value(
+        "d_pre",
+        "D before the step on the top-K support, of the divergence that the metadata's `derived` "
+        "names (a probability for TV); in a row without vectors rounded down to float32, or NULL",
+        "derived_divergence",
+    ),
+    _value("d_post", "D after the step; otherwise as `d_pre`", "derived_divergence", "d_pre"),
+    *(
+        _value(
+            f"d_dot_{tail}", f"Ḋ before the step, {how}; NULL in a row without vectors", "finite"
+        )
+        for tail, how in (
+            ("aggregated", "the tail one atom"),
+            ("uniform", "the tail equal atoms"),
+            ("exact", "the tail by `pre_collision`"),
+            ("local", "its local term, the same for every tail"),
+        )
+    ),
+    Column(
+        "sampled_rank", "int16", "", False,
+        "place of the sampled token in `topk_ids`, from 0; −1 where it is not listed, −2 where "
+        "there were no lists", "rank", derived=True,
+    ),
+)  # fmt: skip
 
 _ALL: Final = (
     Column("step", "int32", "", True, "optimizer step within the seed", "any"),
@@ -215,6 +252,19 @@ _ALL: Final = (
           "parameters' precision cannot hold it"),
     _rung("delta_triple", "nats", "ΔD at three times the step; NULL where the policy is not "
           "finite there"),
+    Column(
+        "delta_d_noise", "float64", "nats", False,
+        "bound on the error of ΔD that rounding in the policy's readout made; a ΔD below it is "
+        "undetermined; NULL where it is not known",
+        "noise", shared=False, nullable=True,
+    ),
+    *_DERIVED,
+    Column(
+        "weight", "float32", "", False,
+        "inverse of the probability with which this row's sequence was chosen for recording; "
+        "see the metadata's `sampling`",
+        "weight",
+    ),
     Column("token", "string", "", False, "decoded text, for viewers", "any"),
 )  # fmt: skip
 
@@ -234,6 +284,9 @@ READINGS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 
 OPTIONAL: Final = tuple(column.name for column in _ALL if not column.required)
 """Columns that a file may have."""
+
+DERIVED: Final = tuple(column.name for column in _ALL if column.derived)
+"""Optional columns that `DumpWriter` fills from the others."""
 
 VECTORS: Final = tuple(column.name for column in _ALL if column.is_vector)
 """The columns of K values a row, which are NULL together or not at all."""

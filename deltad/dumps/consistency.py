@@ -21,7 +21,8 @@ from .columns import COLUMNS
 from .finding import Finding, find
 from .footers import PartFile
 from .lists import rank_order
-from .metadata import Metadata, is_number
+from .metadata import Metadata
+from .rules import is_number
 from .tokens import batch_support, batch_tokens, scalar_tokens
 
 ZERO_STEP: Final = "zero-step"

@@ -9,13 +9,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Any, Final, TypeGuard
+from typing import Any, Final
 
 from deltad import __version__
-from deltad.divergence import DIVERGENCES
 from deltad.support import LOGPROB_TOLERANCE, ROUNDED_LOGITS_TOLERANCE
 
 from .errors import DumpError, first_line
+from .rules import (
+    DERIVED_VERSION,
+    Near,
+    Pair,
+    check_derived,
+    check_sampling,
+    check_stored,
+    check_vectors,
+    is_number,
+    near_of,
+)
 
 FORMAT: Final = 1
 """Major version of the dump format that this package reads and writes."""
@@ -27,6 +37,12 @@ _INT32: Final = 2**31 - 1  # ids are int32, and so is a list's length
 _NEEDED: Final = ("format", "top_k", "vocab_size", "temperature", "stored", "rows_seen")
 _OBJECTS: Final = ("behavior", "readout", "update", "stored", "versions")
 _TEXTS: Final = ("deltad", "model", "tokenizer", "created")
+_OPTIONAL_OBJECTS: Final = {
+    "derived": check_derived,
+    "vectors": check_vectors,
+    "sampling": check_sampling,
+}
+_LEFT_OUT: Final = ("ranks", *_OPTIONAL_OBJECTS)  # where they say nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +67,11 @@ class Metadata:
     update : mapping
         The applied update: `mask`, `threshold`, `divergence`, optimizer, lr, batch.
     stored : mapping
-        Which rows were kept: `{"rule": "all"}`, or
-        `{"rule": "above", "divergence": "kl", "threshold": 0.05}`.
+        Which rows were kept: `{"rule": "all"}`;
+        `{"rule": "above", "divergence": "kl", "threshold": 0.05}`; or `{"rule": "disagreement",
+        "divergence": "kl", "threshold": 0.15, "criterion": "predictive-kl-aggregated",
+        "baseline": "ratio", "outside": 412}`, the tokens outside that exactly one of the two
+        masks, and how many were outside of those seen for this file.
     rows_seen : int
         Tokens looked at for this file; its row count where all are stored.
     versions : mapping
@@ -62,6 +81,17 @@ class Metadata:
     ranks : int, optional
         Number of processes that each write files of every arm and seed, numbered from 0; a
         reader then knows when one's are missing. None where it is not said.
+    derived : mapping, optional
+        By which definitions the derived columns were filled: `{"version": 1, "divergence":
+        "kl", "arithmetic": "5d3c0a1f"}`; see `deltad.dumps.derived`. None without them.
+    vectors : mapping, optional
+        Which rows keep their vectors: `{"rule": "all"}`, the same as None, or
+        `{"rule": "near", "divergence": "kl", "threshold": 0.01, "sample": 0.01}`: those with D
+        before the step of at least the threshold, and a random share of the rest.
+    sampling : mapping, optional
+        How what was recorded was chosen at random: `{"sequences": 0.25, "every": 4, "seed": 0}`,
+        the share of sequences, the steps from one recorded to the next, the choice's seed. Rows
+        then have the column `weight`. None where all sequences of all steps were.
     format : int
         Major version of the format.
     deltad : str
@@ -88,6 +118,9 @@ class Metadata:
     versions: Mapping[str, Any] = field(default_factory=dict)
     created: str = ""
     ranks: int | None = None
+    derived: Mapping[str, Any] | None = None
+    vectors: Mapping[str, Any] | None = None
+    sampling: Mapping[str, Any] | None = None
     format: int = FORMAT
     deltad: str = __version__
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -119,7 +152,14 @@ class Metadata:
         for key in _TEXTS:
             if not isinstance(getattr(self, key), str):
                 raise ValueError(f"`{key}` must be a string, got {brief(getattr(self, key))}")
-        _check_stored(self.stored)
+        check_stored(self.stored)
+        for key, check in _OPTIONAL_OBJECTS.items():
+            value = getattr(self, key)
+            if value is None:
+                continue
+            if not isinstance(value, Mapping):
+                raise ValueError(f"`{key}` must be an object, got {brief(value)}")
+            check(value)
         if clash := sorted(self.extra.keys() & _KNOWN):
             raise ValueError(f"`extra` must hold unknown keys only, got {', '.join(clash)}")
 
@@ -132,10 +172,44 @@ class Metadata:
 
     @property
     def stored_above(self) -> tuple[str, float] | None:
-        """Divergence and threshold above which rows were stored; None where all were."""
+        """Divergence and threshold above which rows were stored; None where all were.
+
+        Under the rule "disagreement" too, where not all rows above are there; see `stored_pair`.
+        """
         if self.stored["rule"] == "all":
             return None
         return str(self.stored["divergence"]), float(self.stored["threshold"])
+
+    @property
+    def stored_pair(self) -> Pair | None:
+        """The pair whose disagreement tokens alone were stored; None under other rules."""
+        if self.stored["rule"] != "disagreement":
+            return None
+        return Pair(
+            str(self.stored["divergence"]),
+            float(self.stored["threshold"]),
+            str(self.stored["criterion"]),
+            str(self.stored["baseline"]),
+        )
+
+    @property
+    def stored_outside(self) -> int | None:
+        """Tokens seen outside the region of `stored_pair`; None where rows tell."""
+        return None if self.stored["rule"] != "disagreement" else int(self.stored["outside"])
+
+    @property
+    def derived_divergence(self) -> str | None:
+        """Divergence of the derived columns; None without them or under other definitions."""
+        if self.derived is None or self.derived["version"] != DERIVED_VERSION:
+            return None
+        return str(self.derived["divergence"])
+
+    @property
+    def near(self) -> Near | None:
+        """The rule by which vectors were left out; None where no rule did."""
+        if self.vectors is None or self.vectors["rule"] == "all":
+            return None
+        return near_of(self.vectors)
 
     def to_json(self) -> str:
         """Write as the JSON of a footer.
@@ -151,8 +225,9 @@ class Metadata:
             A value has no JSON.
         """
         values = {key: getattr(self, key) for key in _KNOWN_ORDER}
-        if self.ranks is None:
-            del values["ranks"]
+        values = {
+            key: value for key, value in values.items() if value is not None or key not in _LEFT_OUT
+        }
         try:
             return json.dumps({**values, **self.extra}, default=_plain, allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -215,21 +290,12 @@ class Metadata:
 
 _KNOWN_ORDER: Final = (
     "format", "deltad", "top_k", "vocab_size", "temperature", "model", "tokenizer", "behavior",
-    "readout", "update", "stored", "rows_seen", "versions", "created", "ranks",
+    "readout", "update", "stored", "rows_seen", "versions", "created", "ranks", "derived",
+    "vectors", "sampling",
 )  # fmt: skip
 _KNOWN: Final = frozenset(_KNOWN_ORDER)
 if {item.name for item in dataclasses.fields(Metadata)} != _KNOWN | {"extra"}:
     raise AssertionError("every field of Metadata has its place in the JSON")
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    """Whether `value` is a finite number and no bool."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer beyond all floats
-        return False
 
 
 def _check_format(found: object) -> None:
@@ -238,25 +304,6 @@ def _check_format(found: object) -> None:
         raise ValueError(
             f"`format` must be {FORMAT}, the only one this version of deltad reads, "
             f"found {brief(found)}"
-        )
-
-
-def _check_stored(stored: Mapping[str, Any]) -> None:
-    """Refuse a rule of storage that a reader could not follow."""
-    rule = stored.get("rule")
-    if rule == "all":
-        return
-    if rule != "above":
-        raise ValueError(f"the rule of `stored` must be 'all' or 'above', got {brief(rule)}")
-    if stored.get("divergence") not in tuple(DIVERGENCES):  # it may be unhashable
-        raise ValueError(
-            f"the divergence of `stored` must be one of {', '.join(DIVERGENCES)}, "
-            f"got {brief(stored.get('divergence'))}"
-        )
-    threshold = stored.get("threshold")
-    if not is_number(threshold) or threshold < 0:
-        raise ValueError(
-            f"the threshold of `stored` must be a number of at least 0, got {brief(threshold)}"
         )
 
 

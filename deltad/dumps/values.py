@@ -95,6 +95,11 @@ def _interval(
     yield from find(name, "range", bad, lambda row: f"{expected}, found {values[row]:.6g}")
 
 
+def _absent(batch: Batch, name: str) -> NDArray[np.bool_] | None:
+    """Rows of which there is no value to judge: NULL, which NaN stands for where it may be."""
+    return np.isnan(batch[name]) if COLUMNS[name].nullable else batch.nulls.get(name)
+
+
 def _any(batch: Batch, metadata: Metadata, name: str) -> Iterator[Finding]:
     """Any value."""
     yield from ()
@@ -116,11 +121,9 @@ def _id(batch: Batch, metadata: Metadata, name: str) -> Iterator[Finding]:
 
 def _finite(batch: Batch, metadata: Metadata, name: str) -> Iterator[Finding]:
     """Any finite number; NaN stands for the NULL of a column that may have it."""
-    values, skip = batch[name], batch.nulls.get(name)
+    values = batch[name]
     largest = float(np.finfo(values.dtype).max)
-    if COLUMNS[name].nullable:
-        skip = np.isnan(values)
-    yield from _interval(name, values, skip, -largest, largest, "must be finite")
+    yield from _interval(name, values, _absent(batch, name), -largest, largest, "must be finite")
 
 
 def _logprob(batch: Batch, metadata: Metadata, name: str) -> Iterator[Finding]:
@@ -145,13 +148,41 @@ def _bounded(low: float, high: Callable[[Metadata], float], what: str) -> Callab
         yield from _interval(
             name,
             batch[name],
-            batch.nulls.get(name),
+            _absent(batch, name),
             low - room,
             top + room * max(1.0, abs(top)) if np.isfinite(top) else float(np.finfo("f8").max),
             f"must be {what} in [{low:g}, {top:.6g}]",
         )
 
     return rule
+
+
+def _noise(batch: Batch, metadata: Metadata, name: str) -> Iterator[Finding]:
+    """A bound on an error."""
+    largest = float(np.finfo(np.float64).max)
+    what = "must be a finite bound of at least 0"
+    yield from _interval(name, batch[name], _absent(batch, name), 0, largest, what)
+
+
+def _weight(batch: Batch, metadata: Metadata, name: str) -> Iterator[Finding]:
+    """Inverse of a probability."""
+    largest = float(np.finfo(np.float32).max)
+    what = "must be finite and at least 1, the inverse of a probability"
+    yield from _interval(name, batch[name], batch.nulls.get(name), 1, largest, what)
+
+
+def _rank(batch: Batch, metadata: Metadata, name: str) -> Iterator[Finding]:
+    """Place in a list of K, or none."""
+    high = metadata.top_k - 1
+    what = f"must be a place in [0, {high}], -1 (not listed) or -2 (no lists)"
+    yield from _interval(name, batch[name], batch.nulls.get(name), -2, high, what)
+
+
+def _derived_divergence(batch: Batch, metadata: Metadata, name: str) -> Iterator[Finding]:
+    """D of the divergence that the metadata names."""
+    family = metadata.derived_divergence
+    if family is not None:
+        yield from _RULES[f"divergence_{family}"](batch, metadata, name)
 
 
 _RULES: Final[dict[str, Callable[[Batch, Metadata, str], Iterator[Finding]]]] = {
@@ -167,4 +198,8 @@ _RULES: Final[dict[str, Callable[[Batch, Metadata, str], Iterator[Finding]]]] = 
     "entropy": _bounded(0.0, lambda metadata: float(np.log(metadata.vocab_size)), "an entropy"),
     "divergence_kl": _bounded(0.0, lambda metadata: np.inf, "a divergence"),
     "divergence_tv": _bounded(0.0, lambda metadata: 1.0, "a divergence"),
+    "derived_divergence": _derived_divergence,
+    "noise": _noise,
+    "rank": _rank,
+    "weight": _weight,
 }
