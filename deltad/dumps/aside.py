@@ -1,24 +1,42 @@
-"""Files that appear whole or not at all: written aside under RUN, then renamed."""
+"""Files that appear whole or not at all: written aside under RUN, then renamed.
+
+Where RUN is a URL they are written in the folder for temporary files, then uploaded.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import shutil
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .errors import DumpError
+from .storage import is_remote
+
+if TYPE_CHECKING:
+    from .remote import RemotePath
 
 
 def aside_path(run: Path, name: str) -> Path:
-    """Make up a name under RUN that no dataset reader takes; `name` says whose it is."""
-    return run / f"_writing.{name}.{secrets.token_hex(8)}.tmp"
+    """Make up a name under RUN that no dataset reader takes; `name` says whose it is.
+
+    Where RUN is a URL the name is of a local file, in the folder for temporary files.
+    """
+    folder, start = _asides(run, name)
+    return folder / f"{start}.{secrets.token_hex(8)}.tmp"
 
 
 def remove_leftovers(run: Path, name: str) -> None:
     """Remove what an interrupted writer left under names that begin like this."""
-    for leftover in run.glob(f"_writing.{name}*.tmp"):
-        if leftover.is_dir():
+    folder, start = _asides(run, name)
+    leftovers: list[Path | RemotePath] = list(folder.glob(f"{start}*.tmp"))
+    if is_remote(run):  # of stores where an upload is renamed
+        leftovers += run.glob(f"{start}*.tmp")
+    for leftover in leftovers:
+        if isinstance(leftover, Path) and leftover.is_dir():
             shutil.rmtree(leftover, ignore_errors=True)
         else:
             leftover.unlink(missing_ok=True)
@@ -35,7 +53,7 @@ def publish(aside: Path, target: Path, *, replace: bool = False) -> None:
     aside : Path
         The file, by a name of `aside_path`.
     target : Path
-        Its place, in the same file system.
+        Its place, two folders below RUN.
     replace : bool
         Whether the place may be taken.
 
@@ -44,6 +62,9 @@ def publish(aside: Path, target: Path, *, replace: bool = False) -> None:
     DumpError
         The place is taken, or the file aside is gone: another writer is at work there.
     """
+    if is_remote(target):
+        _upload(aside, target, replace)
+        return
     if target.exists() and not replace:
         raise DumpError(target, "exists already: another writer has put it there meanwhile")
     try:
@@ -62,6 +83,26 @@ def publish(aside: Path, target: Path, *, replace: bool = False) -> None:
             return
     os.replace(aside, target)
     _sync_folder(target.parent)
+
+
+def _asides(run: Path, name: str) -> tuple[Path, str]:
+    """The folder of the files aside, and how their names begin."""
+    if not is_remote(run):
+        return run, f"_writing.{name}"
+    whose = hashlib.sha256(str(run).encode()).hexdigest()[:16]
+    return Path(tempfile.gettempdir()), f"_writing.{whose}.{name}"
+
+
+def _upload(aside: Path, target: RemotePath, replace: bool) -> None:
+    """Put a complete file into its place behind a URL, and remove it here."""
+    run = target.parent.parent.parent
+    try:
+        target.upload(aside, beside=run / aside.name, replace=replace)
+    except FileExistsError as error:
+        raise DumpError(
+            str(target), "exists already: another writer has put it there meanwhile"
+        ) from error
+    aside.unlink(missing_ok=True)
 
 
 def _publish_with_folders(aside: Path, target: Path) -> bool:

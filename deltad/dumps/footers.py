@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from .columns import COLUMNS, READINGS, missing_columns
 from .errors import DAMAGE, DumpError, first_line, unreadable
 from .layout import is_skipped, parse_arm, parse_part, parse_seed
 from .metadata import METADATA_KEY, Metadata
+from .storage import StorageError, in_order, open_parquet, place
 
 _AGREED: Final = ("top_k", "vocab_size", "temperature")
 
@@ -58,7 +58,7 @@ def scan(path: str | Path) -> tuple[list[PartFile], list[DumpError]]:
     Parameters
     ----------
     path : str or Path
-        RUN.
+        RUN, a folder or a URL.
 
     Returns
     -------
@@ -71,14 +71,17 @@ def scan(path: str | Path) -> tuple[list[PartFile], list[DumpError]]:
     ------
     FileNotFoundError
         There is no RUN.
+    StorageError
+        RUN is a URL that is out of reach.
     """
-    run = Path(path)
+    run = place(path)
     if not run.exists():
         raise FileNotFoundError(f"{run} does not exist")
     problems: list[DumpError] = []
     parts: list[PartFile] = []
-    for arm, seed, folder in _partitions(run, problems):
-        parts += _parts(arm, seed, folder, problems)
+    for found, wrong in in_order(_parts, list(_partitions(run, problems)), run=run):
+        parts += found
+        problems += wrong
     if not parts and not problems:
         problems.append(DumpError(run, "holds no `arm=<name>` folder, so it is not a dump"))
     for part in parts[1:]:
@@ -92,6 +95,8 @@ def _entries(folder: Path, problems: list[DumpError]) -> list[Path]:
         return sorted(entry for entry in folder.iterdir() if not is_skipped(entry.name))
     except NotADirectoryError:
         problems.append(DumpError(folder, "must be a folder, found a file"))
+    except StorageError:
+        raise
     except OSError as error:
         problems.append(DumpError(folder, f"cannot be read ({first_line(error)})"))
     return []
@@ -134,8 +139,10 @@ def _partitions(run: Path, problems: list[DumpError]) -> Iterator[tuple[str, int
             yield arm, seed, inner
 
 
-def _parts(arm: str, seed: int, folder: Path, problems: list[DumpError]) -> Iterator[PartFile]:
+def _parts(partition: tuple[str, int, Path]) -> tuple[list[PartFile], list[DumpError]]:
     """Files of one seed, sorted; strays, gaps and bad footers become problems."""
+    arm, seed, folder = partition
+    problems: list[DumpError] = []
     found: dict[tuple[int, int], Path] = {}
     for entry in _entries(folder, problems):
         place = parse_part(entry.name)
@@ -148,7 +155,7 @@ def _parts(arm: str, seed: int, folder: Path, problems: list[DumpError]) -> Iter
     for (rank, number), path in sorted(found.items()):
         parts += _footer(path, arm, seed, rank, number, problems)
     problems += _missing_ranks(folder, parts, {rank for rank, _ in found})
-    yield from parts
+    return parts, problems
 
 
 def _gaps(folder: Path, found: set[tuple[int, int]]) -> Iterator[DumpError]:
@@ -206,13 +213,15 @@ def _footer(
 ) -> Iterator[PartFile]:
     """What a file's footer tells: one PartFile, or problems."""
     try:
-        with pq.ParquetFile(path) as file:
+        with open_parquet(path) as file:
             rows = file.metadata.num_rows
             groups = tuple(
                 file.metadata.row_group(at).num_rows for at in range(file.metadata.num_row_groups)
             )
             text = (file.metadata.metadata or {}).get(METADATA_KEY)
             schema = file.schema_arrow
+    except StorageError:
+        raise
     except DAMAGE as error:
         problems.append(unreadable(path, error))
         return

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from .aside import aside_path, publish, remove_leftovers
 from .errors import DAMAGE, DumpError, first_line, unreadable
 from .layout import PROMPTS, check_seed, is_skipped, parse_part, parse_seed
+from .storage import StorageError, open_parquet, place
 
 PROMPT_SCHEMA: Final = pa.schema(
     [
@@ -72,7 +73,7 @@ def write_prompts(
         A row lacks a key or holds a wrong type.
     """
     check_seed(seed)
-    run = Path(run)
+    run = place(run)
     target = run / PROMPTS / f"seed={seed}" / f"part-{rank}-0.parquet"
     try:
         table = pa.Table.from_arrays(
@@ -118,7 +119,7 @@ def read_prompts(run: str | Path, *, seed: int) -> list[Prompt]:
     DumpError
         A file is damaged or lacks a column.
     """
-    folder = Path(run) / PROMPTS / f"seed={seed}"
+    folder = place(run) / PROMPTS / f"seed={seed}"
     if not folder.is_dir():
         return []
     return [prompt for path in _files(folder) for prompt in _read(path)]
@@ -126,7 +127,7 @@ def read_prompts(run: str | Path, *, seed: int) -> list[Prompt]:
 
 def check_prompts(run: str | Path) -> Iterator[DumpError]:
     """Find files of prompts that cannot be read, and strays beside them."""
-    folder = Path(run) / PROMPTS
+    folder = place(run) / PROMPTS
     if not folder.is_dir():
         return
     for entry in sorted(folder.iterdir()):
@@ -155,7 +156,7 @@ def _files(folder: Path) -> list[Path]:
 def _read(path: Path) -> list[Prompt]:
     """Prompts of one file."""
     try:
-        with pq.ParquetFile(path) as file:
+        with open_parquet(path, PROMPT_SCHEMA.names) as file:
             for item in PROMPT_SCHEMA:
                 place = file.schema_arrow.get_field_index(item.name)
                 if place < 0:
@@ -164,7 +165,7 @@ def _read(path: Path) -> list[Prompt]:
                 if not _accepts(item.type, kind):
                     raise DumpError(path, f"must be {item.type}, found {kind}", column=item.name)
             table = file.read(columns=PROMPT_SCHEMA.names)
-    except DumpError:
+    except (DumpError, StorageError):
         raise
     except DAMAGE as error:
         raise unreadable(path, error) from error

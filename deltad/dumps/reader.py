@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from .batch import Batch, from_arrow
 from .columns import COLUMNS, OPTIONAL, READINGS, VECTORS
 from .errors import DAMAGE, DumpError, unreadable
 from .footers import PartFile, scan
 from .metadata import Metadata
+from .storage import StorageError, open_parquet, place
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Dump:
     Attributes
     ----------
     path : Path
-        RUN.
+        RUN; for a URL what `deltad.dumps.storage.place` makes of it.
     parts : tuple of PartFile
         All files, sorted by arm, seed, rank and part.
     """
@@ -38,7 +38,7 @@ class Dump:
         Parameters
         ----------
         path : str or Path
-            RUN.
+            RUN, a folder or a URL.
 
         Returns
         -------
@@ -52,11 +52,13 @@ class Dump:
         DumpError
             Not a dump, files missing or unreadable, columns missing or of the wrong type,
             metadata that breaks the contract or differs between files.
+        StorageError
+            RUN is a URL that is out of reach.
         """
         parts, problems = scan(path)
         if problems:
             raise problems[0]
-        return cls(Path(path), tuple(parts))
+        return cls(place(path), tuple(parts))
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -233,14 +235,15 @@ def _stream(
 ) -> Iterator[pa.RecordBatch]:
     """Arrow batches of a file, damage turned into a DumpError."""
     try:
-        # With pre_buffer the whole file would stay in memory until its end.
-        with pq.ParquetFile(path, page_checksum_verification=True, pre_buffer=False) as file:
+        with open_parquet(path, columns, groups) as file:
             yield from file.iter_batches(
                 batch_rows,
                 row_groups=None if groups is None else list(groups),
                 columns=columns,
                 use_threads=False,
             )
+    except StorageError:
+        raise
     except DAMAGE as error:
         raise unreadable(path, error) from error
 
