@@ -1,8 +1,9 @@
 """The commands: options into one call of a plain function, its result onto the screen.
 
 Data goes to standard output, everything else to standard error. Exit status: 0; 1 where a
-dump's content is bad; 2 where an option's value is, or where RUN does not exist. A wing is
-imported when its command runs, so that `deltad --help` waits for nothing.
+dump's content is bad; 2 where an option's value is, or where RUN does not exist. A command is
+imported when it is asked for, and a wing when the command runs, so that `deltad --help` waits for
+nothing.
 """
 
 from __future__ import annotations
@@ -10,16 +11,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final
 
 import typer
-from typer.core import TyperGroup
 
-from deltad.commands import compare, dumps, imports, power, rates, recipes
-from deltad.commands.doctor import doctor
-from deltad.commands.ladder import ladder
-from deltad.commands.report import report
+from deltad.commands.lazy import LazyCommands, Place
 from deltad.commands.terminal import (
     BAD_CONTENT,
     BAD_OPTION,
@@ -28,12 +25,84 @@ from deltad.commands.terminal import (
     OptionError,
     complain,
 )
-from deltad.commands.train import TrainCommands, curves
-from deltad.commands.watch import watch
+
+PLACES: Final[Mapping[str, Place]] = {
+    "table": Place(
+        "deltad.commands.rates:table",
+        "Compare two criteria: unsafe-keep rates and contracting fractions, seed by seed.",
+    ),
+    "figure4": Place(
+        "deltad.commands.rates:figure4",
+        "Draw ΔD of kept disagreement tokens and the unsafe-keep rates by seed.",
+    ),
+    "compare": Place(
+        "deltad.commands.compare:compare",
+        "Set criteria side by side: what each masks, and how often it was right.",
+    ),
+    "sweep": Place(
+        "deltad.commands.compare:sweep",
+        "Ask one question at many thresholds, at K' ≤ K, or under every protocol.",
+    ),
+    "calibration": Place(
+        "deltad.commands.compare:calibration",
+        "Hold the predicted first-order change of every direction against realized ΔD.",
+    ),
+    "power": Place(
+        "deltad.commands.power:power",
+        "Seeds needed to see a difference in unsafe-keep rates, by this dump's own seeds.",
+    ),
+    "ladder": Place(
+        "deltad.commands.ladder:ladder",
+        "Show where the sign of ΔD is lost, from a token's own logits to the realized step.",
+    ),
+    "tokens": Place(
+        "deltad.commands.dumps:tokens",
+        "List tokens with D before and after, ΔD, r, Ḋ and every criterion's decision.",
+    ),
+    "check": Place(
+        "deltad.commands.dumps:check",
+        "Check every row of a dump against the contract; a line a problem, and status 1 if any.",
+    ),
+    "doctor": Place(
+        "deltad.commands.doctor:doctor",
+        "Name the likely cause where engine and trainer disagree, with evidence, size and remedy.",
+    ),
+    "report": Place(
+        "deltad.commands.report:report",
+        "Make one HTML page: tables, figures, the doctor's findings and a token viewer.",
+    ),
+    "watch": Place(
+        "deltad.commands.watch:watch",
+        "Follow the optimizer steps of a running or finished recording; Ctrl-C ends it.",
+    ),
+    "curves": Place(
+        "deltad.commands.train:curves",
+        "Show trainings: accuracy by mask with intervals and paired differences, or their curves.",
+    ),
+    "reproduce": Place(
+        "deltad.commands.recipes:reproduce",
+        "Record the recipe tiny, print its table for all protocols and draw Figure 4: minutes.",
+    ),
+    "import": Place(
+        "deltad.commands.imports:import_",
+        "Make a dump of what another framework wrote: responses, and how the policy scores them.",
+    ),
+    "record": Place(
+        "deltad.commands.recipes:RecipeCommands",
+        "Record a dump of real updates by a recipe: RUN, then the recipe's fields as options.",
+    ),
+    "train": Place(
+        "deltad.commands.train:TrainCommands",
+        "Train by GRPO with masks, by a recipe: RUN, then the training's options.",
+    ),
+}
+"""The commands in the order of the help."""
 
 
-class Commands(TyperGroup):
+class Commands(LazyCommands):
     """The commands; whatever they raise becomes one line and an exit status."""
+
+    places = PLACES
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was asked for; see `typer.core.TyperGroup.invoke`."""
@@ -94,7 +163,9 @@ def _report(error: Exception) -> int:
     return BAD_CONTENT if isinstance(error, DumpError) else BAD_OPTION
 
 
-app = typer.Typer(cls=Commands, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=Commands, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+)
 
 
 def main() -> None:
@@ -115,33 +186,3 @@ def root(
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
-
-
-for command in (
-    rates.table,
-    rates.figure4,
-    compare.compare,
-    compare.sweep,
-    compare.calibration,
-    power.power,
-    ladder,
-    dumps.tokens,
-    dumps.check,
-    doctor,
-    report,
-    watch,
-    curves,
-):
-    app.command()(command)
-app.add_typer(
-    typer.Typer(cls=recipes.RecipeCommands),
-    name="record",
-    help="Record a dump of real updates by a recipe: RUN, then the recipe's fields as options.",
-)
-app.add_typer(
-    typer.Typer(cls=TrainCommands),
-    name="train",
-    help="Train by GRPO with masks, by a recipe: RUN, then the training's options.",
-)
-app.command()(recipes.reproduce)
-app.command("import")(imports.import_)

@@ -15,11 +15,12 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 from deltad.analysis import RATE_COLUMNS
 from deltad.analysis.export import PROTOCOL_COLUMNS
-from deltad.cli import app
+from deltad.cli import PLACES, app
 from deltad.masks import DEFAULT_THRESHOLD
 from tests.dumps.factory import edit, edit_metadata, edit_value, make_dump, part_files
 
@@ -592,3 +593,18 @@ def test_check_counts_further_rows_once(tmp_path: Path) -> None:
     said = deltad("check", path).stderr
     assert said.count("more") == 1
     assert "more such rows)\n" in said
+
+
+def test_the_list_of_commands_imports_none_of_them() -> None:
+    found = modules_after(call("--help"))
+    assert not found & {"deltad.commands.options", "deltad.commands.rates", "pydantic"}
+    assert not found & {"rich.console", "rich.traceback", "typer.rich_utils"}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_the_list_says_what_the_commands_own_help_says(name: str) -> None:
+    root = typer.main.get_command(app)
+    found = root.get_command(root.context_class(root), name)  # type: ignore[attr-defined]
+    assert found.name == name
+    assert PLACES[name].help == " ".join(found.help.split("\n\n")[0].split())
+    assert PLACES[name].help in " ".join(deltad("--help").stdout.split())

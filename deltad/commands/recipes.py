@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from typer.core import TyperGroup
 
 from .fields import field_parameters, parsed
+from .lazy import LightGroup, made
 from .options import Quiet
 from .rates import ALL_PROTOCOLS, figure4, table
 from .terminal import INTERRUPTED, complain, note, termination_as_interruption
@@ -41,7 +41,7 @@ Resume = Annotated[
 ]
 
 
-class RecipeCommands(TyperGroup):
+class RecipeCommands(LightGroup):
     """A command a recipe, made from the fields of its dataclass."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -55,9 +55,7 @@ class RecipeCommands(TyperGroup):
         from deltad.probes.recipes import RECIPES
 
         recipe = RECIPES[cmd_name]
-        single = typer.Typer(add_completion=False)
-        single.command(cmd_name, help=_help(recipe))(_record_command(recipe))
-        return typer.main.get_command(single)
+        return made(cmd_name, _record_command(recipe), help=_help(recipe))
 
 
 def record_dump(

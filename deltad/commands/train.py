@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from typer.core import TyperGroup
 
 from .fields import field_parameters, parsed
+from .lazy import LightGroup, made
 from .options import DRAWN_FORMATS, BootstrapSeed, Output, Quiet, format_option, write_result
 from .recipes import FAILED, RECIPE_NAMES, Resume, Workers
 from .terminal import (
@@ -42,7 +42,7 @@ minibatch, with the mask in the loss. RUN gets the log (which deltad curves RUN 
 """
 
 
-class TrainCommands(TyperGroup):
+class TrainCommands(LightGroup):
     """A command a recipe, made from the fields of `Training` and of the recipe's world."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -53,10 +53,9 @@ class TrainCommands(TyperGroup):
         """Make the command of a recipe."""
         if cmd_name not in RECIPE_NAMES:
             return None
-        single = typer.Typer(add_completion=False)
         what = {"tiny": "the tiny model of chained sums", "smollm2": "a real language model"}
-        single.command(cmd_name, help=HELP.format(what=what[cmd_name]))(_train_command(cmd_name))
-        return typer.main.get_command(single)
+        text = HELP.format(what=what[cmd_name])
+        return made(cmd_name, _train_command(cmd_name), help=text)
 
 
 def _train_command(recipe: str) -> Callable[..., None]:

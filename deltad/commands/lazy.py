@@ -1,0 +1,168 @@
+"""Commands that are imported when they are asked for, and options that need no pydantic."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Final, NamedTuple, get_args, get_origin
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+
+class Place(NamedTuple):
+    """Where a command is, and its line in the list of commands.
+
+    Attributes
+    ----------
+    where : str
+        `module:name` of a function, or of a `TyperGroup`.
+    help : str
+        One line: the first of the function's docstring.
+    """
+
+    where: str
+    help: str
+
+
+class LightCommand(TyperCommand):
+    """A command whose options are read without pydantic, where they are plain."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Give the options; see `typer.core.TyperCommand.get_params`."""
+        return [_without_model(each) for each in super().get_params(ctx)]
+
+
+class LightGroup(TyperGroup):
+    """A group of which the same is true."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Give the options; see `typer.core.TyperGroup.get_params`."""
+        return [_without_model(each) for each in super().get_params(ctx)]
+
+
+class LazyCommands(LightGroup):
+    """A group whose `--help` imports none of its commands.
+
+    It lists their lines as they stand in `places`, in plain text: rich takes as long to import
+    as everything else that this help needs.
+    """
+
+    places: ClassVar[Mapping[str, Place]] = {}
+
+    def __init__(self, **options: Any) -> None:
+        """Make the group, with names of commands where the commands would be."""
+        super().__init__(**options)
+        for name in self.places:  # for "did you mean"
+            self.commands[name] = TyperCommand(name)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Name the commands."""
+        return list(self.places)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Import a command."""
+        if cmd_name not in self.places:
+            return None
+        where, line = self.places[cmd_name]
+        module, name = where.split(":")
+        found = getattr(importlib.import_module(module), name)
+        if isinstance(found, type):
+            return typer.main.get_group(typer.Typer(cls=found, name=cmd_name, help=line))
+        return made(cmd_name, found)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands, whole lines each."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, place.help) for name, place in self.places.items()])
+
+
+def made(name: str, function: Callable[..., None], *, help: str | None = None) -> Any:
+    """Make the command of a function.
+
+    Parameters
+    ----------
+    name : str
+        Name of the command.
+    function : callable
+        Its parameters are the options.
+    help : str, optional
+        The function's docstring otherwise.
+
+    Returns
+    -------
+    typer.core.TyperCommand
+        Ready to run.
+    """
+    single = typer.Typer(add_completion=False)
+    single.command(name, cls=LightCommand, help=help)(function)
+    return typer.main.get_command(single)
+
+
+_NUMBERS: Final[Mapping[Any, re.Pattern[str]]] = {
+    int: re.compile(r"[+-]?[0-9]{1,18}"),
+    float: re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?"),
+}
+
+
+_LOOKS: Final = (
+    *("parser", "clamp", "exists", "file_okay", "dir_okay"),
+    *("writable", "readable", "resolve_path", "allow_dash", "path_type"),
+)
+"""What an option may ask beside its type and its bounds."""
+
+
+class _Plain:
+    """Reads a text, number or path as it is; leaves everything else to typer.
+
+    Typer 0.29 makes a pydantic model of every option when a command runs, whether it was given or
+    not, and importing pydantic takes a third of the time that importing Arrow does.
+    """
+
+    def __init__(self, kind: Any, info: Any, model: Callable[[], Any]) -> None:
+        self._kind, self._model = kind, model
+        self._least = -math.inf if info.min is None else info.min
+        self._most = math.inf if info.max is None else info.max
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Give the value; what it cannot be, or may not be, typer says."""
+        many = param.multiple or param.nargs == -1
+        if value is None:
+            return () if many else None
+        if not many:
+            read = [self._read(value)]
+        else:
+            read = [self._read(each) for each in value] if type(value) in (list, tuple) else [None]
+        if None in read:
+            return self._model().coerce(value, param=param, ctx=ctx)
+        return read if many else read[0]
+
+    def _read(self, value: Any) -> Any:
+        """The value in its type; None where that is not plain."""
+        if self._kind in (str, Path):
+            return self._kind(value) if isinstance(value, (str, Path)) else None
+        pattern = _NUMBERS.get(self._kind)
+        if pattern is not None and isinstance(value, str) and pattern.fullmatch(value):
+            value = self._kind(value)
+        fits = type(value) is self._kind and self._least <= value <= self._most
+        return value if fits else None
+
+
+def _without_model(parameter: Any) -> Any:
+    """Let an option of a plain type be read without a model, where typer has one."""
+    described = getattr(parameter, "type_descriptor", None)
+    model = getattr(parameter, "get_runtime_param", None)
+    if described is None or model is None or "get_runtime_param" in vars(parameter):
+        return parameter
+    hint, info, usual = described.annotation, described.parameter_info, typer.Option()
+    if get_origin(hint) is list:
+        (hint,) = get_args(hint)
+    if hint in (str, Path, bool, *_NUMBERS) and all(
+        getattr(info, name) == getattr(usual, name) for name in _LOOKS
+    ):
+        plain = _Plain(hint, info, model)
+        parameter.get_runtime_param = lambda: plain
+    return parameter
