@@ -16,16 +16,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from deltad.divergence import DIVERGENCES
-
 from .aside import aside_path, publish, remove_leftovers
-from .batch import Batch, to_arrow
+from .batch import to_arrow
 from .columns import COLUMNS, OPTIONAL, READINGS, schema
+from .content import Content, Vectors
 from .errors import DumpError
 from .incoming import incoming
 from .layout import check_arm, check_seed, is_integer, parse_part, part_path
 from .metadata import METADATA_KEY, Metadata
-from .tokens import batch_support
+from .storage import place
 from .values import check_batch
 
 Existing = Literal["refuse", "replace", "append"]
@@ -43,13 +42,14 @@ class DumpWriter:
 
     A file is written under `RUN/_writing…` and renamed into its place when it is complete, so
     that neither a reader nor a crash ever leaves half a file there. What an interrupted writer
-    left is removed by the next writer of the same arm, seed and rank. As a context manager it
-    closes at the end of the block.
+    left is removed by the next writer of the same arm, seed and rank. Where RUN is a URL, a
+    file is written in the folder for temporary files and uploaded when it is complete. As a
+    context manager it closes at the end of the block.
 
     Parameters
     ----------
     run : str or Path
-        RUN, made if need be.
+        RUN, a folder or a URL, made if need be.
     arm : str
         Name of the update that was applied.
     seed : int
@@ -69,6 +69,12 @@ class DumpWriter:
     readings : collection of {"pre", "post"}
         Readings of the policy that were made: without "post" there is no ΔD, and without "pre"
         (which "post" needs) no D either; their columns are then not in the files.
+    derived : bool
+        Fill the derived columns (see `deltad.dumps.derived`) of what is stored. Their divergence
+        is that of `vectors`, else of the metadata's `stored` or `update`, else KL. Without "pre"
+        there are none.
+    vectors : "all" or Near
+        Which rows keep their vectors; with `Near` the others' are NULL in the file.
 
     Attributes
     ----------
@@ -80,7 +86,8 @@ class DumpWriter:
     Raises
     ------
     ValueError
-        The arm's name or a number is not possible, or "post" is given without "pre".
+        The arm's name or a number is not possible, "post" is given without "pre", or vectors
+        are to be left out that derived columns do not replace.
     DumpError
         This rank's files exist.
     """
@@ -98,6 +105,8 @@ class DumpWriter:
         discard_on_error: bool = False,
         existing: Existing = "refuse",
         readings: Collection[str] = tuple(READINGS),
+        derived: bool = True,
+        vectors: Vectors = "all",
     ) -> None:
         check_arm(arm)
         check_seed(seed)
@@ -123,11 +132,15 @@ class DumpWriter:
             raise ValueError(
                 f"`rank` must be below the metadata's `ranks`, got {rank} of {metadata.ranks}"
             )
+        self._content = Content(
+            metadata, seed=int(seed), readings=self._readings, derived=derived, vectors=vectors
+        )
+        metadata = self._content.metadata
         metadata.to_json()  # fails now rather than after hours of recording
         self.paths: list[Path] = []
         self.rows_seen = 0
         self.rows_stored = 0
-        self._run, self._arm, self._seed, self._rank = Path(run), arm, int(seed), rank
+        self._run, self._arm, self._seed, self._rank = place(run), arm, int(seed), rank
         self._metadata = metadata
         self._rows_per_group, self._rows_per_part = rows_per_group, rows_per_part
         self._discard_on_error = discard_on_error
@@ -161,7 +174,8 @@ class DumpWriter:
             vectors (token, topk). Floats of 32 or 64 bits are stored as declared; integers of
             any size must fit. What lies at padding is not read.
         vectors_stored : array of bool, shape (token,), optional
-            False where the vectors are stored as NULL. Whoever needs it gives it in every call.
+            False where the vectors are stored as NULL. Whoever needs it gives it in every call;
+            not where `vectors` of the writer says it.
 
         Raises
         ------
@@ -172,6 +186,8 @@ class DumpWriter:
             The writer is closed, or has failed.
         """
         self._must_be_open()
+        if vectors_stored is not None and self._content.near is not None:
+            raise ValueError("`vectors_stored` is found by the writer that was given `vectors`")
         label = f"{self._target()} (append {self._appended}, not yet written)"
         batch = incoming(
             columns,
@@ -181,12 +197,12 @@ class DumpWriter:
             readings=self._readings,
         )
         taken, vectors = batch.columns, batch.vectors
-        names = frozenset(taken) & frozenset(OPTIONAL)
+        names = frozenset((*taken, *self._content.added(batch))) & frozenset(OPTIONAL)
         layout = self._schema
         if layout is None:
             layout = schema(
                 self._metadata.top_k,
-                vectors_nullable=vectors_stored is not None,
+                vectors_nullable=vectors_stored is not None or self._content.near is not None,
                 optional=names,
                 readings=self._readings,
             )
@@ -199,9 +215,9 @@ class DumpWriter:
         if not vectors.all() and not layout.field("topk_ids").nullable:
             raise DumpError(label, "`vectors_stored` must be given from the first append on")
         check_batch(batch, self._metadata)
-        above = self._above(batch)
-        kept = {name: each if above is None else each[above] for name, each in taken.items()}
-        kept_vectors = vectors if above is None else vectors[above]
+        chosen = self._content.choose(batch)
+        kept = {name: each if chosen is None else each[chosen] for name, each in taken.items()}
+        kept_vectors = vectors if chosen is None else vectors[chosen]
         self._schema = layout
         self._appended += 1
         self.rows_seen += len(vectors)
@@ -212,22 +228,38 @@ class DumpWriter:
         if self._pending_rows >= self._rows_per_group:
             self._flush(whole_groups=True)
 
-    def skip(self, rows: int) -> None:
-        """Count rows that were looked at and need not be handed over, lying below the rule.
+    def skip(self, rows: int, *, outside: int = 0) -> None:
+        """Count rows that were looked at and need not be handed over, the rule leaving them out.
+
+        Parameters
+        ----------
+        rows : int
+            How many.
+        outside : int
+            How many of them lie outside the region of the rule "disagreement".
 
         Raises
         ------
         ValueError
-            `rows` is negative or no integer, all rows are to be stored, or the writer is closed.
+            A number is negative, no integer or too large, all rows are to be stored, or the
+            writer is closed.
         """
         self._must_be_open()
+        stored = self._metadata.stored
         if not is_integer(rows) or rows < 0 or self._metadata.stored_above is None:
             raise ValueError(
-                "rows can be skipped where `stored` has the rule 'above', and at least 0 of them; "
-                f"got {rows} under {self._metadata.stored['rule']!r}"
+                "rows can be skipped where `stored` has the rule 'above' or 'disagreement', and "
+                f"at least 0 of them; got {rows} under {stored['rule']!r}"
+            )
+        most = rows if stored["rule"] == "disagreement" else 0
+        if not is_integer(outside) or not 0 <= outside <= most:
+            raise ValueError(
+                f"`outside` must be an integer in [0, {most}] of {rows} rows skipped under "
+                f"{stored['rule']!r}, got {outside!r}"
             )
         self.rows_seen += int(rows)
         self._dropped += int(rows)
+        self._content.outside += int(outside)
 
     def close(self) -> None:
         """Complete the file, of no rows if nothing was stored; further calls do nothing.
@@ -304,21 +336,6 @@ class DumpWriter:
             (folder / f"part-{self._rank}-{number}.parquet").unlink(missing_ok=True)
         return 0
 
-    def _above(self, batch: Batch) -> NDArray[np.bool_] | None:
-        """Rows that the rule of storage keeps; None for all."""
-        rule = self._metadata.stored_above
-        if rule is None:
-            return None
-        if not batch.vectors.all():
-            raise DumpError(
-                batch.path,
-                "storing what lies above a threshold needs every row's vectors",
-                row=int(np.flatnonzero(~batch.vectors)[0]),
-                column="topk_ids",
-            )
-        divergence, threshold = rule
-        return np.asarray(DIVERGENCES[divergence](batch_support(batch, self._metadata)) > threshold)
-
     def _flush(self, *, whole_groups: bool) -> None:
         """Write pending rows as row groups; with `whole_groups` keep what does not fill one."""
         if not self._pending_rows:
@@ -347,6 +364,7 @@ class DumpWriter:
     def _write(self, columns: dict[str, NDArray[Any]], vectors: NDArray[np.bool_]) -> None:
         """Write one row group, and complete the file where that fills it."""
         sink = self._open()
+        columns, vectors = self._content.fill(columns, vectors)
         sink.write_table(to_arrow(columns, vectors, sink.schema), row_group_size=len(vectors))
         self._part_rows += len(vectors)
         if self._part_rows >= self._rows_per_part:
@@ -367,8 +385,12 @@ class DumpWriter:
         aside, target = self._aside, self._target()
         if aside is None:
             raise DumpError(target, "was not begun")
+        stored = self._metadata.stored
+        if self._metadata.stored_pair is not None:
+            stored = {**stored, "outside": self._part_rows + self._content.outside}
         metadata = dataclasses.replace(
             self._metadata,
+            stored=stored,
             rows_seen=self._part_rows + self._dropped,
             created=self._metadata.created or datetime.now(UTC).isoformat(timespec="seconds"),
         )
@@ -382,7 +404,7 @@ class DumpWriter:
         publish(aside, target)
         self.paths.append(target)
         self._sink = self._aside = None
-        self._part_rows = self._dropped = 0
+        self._part_rows = self._dropped = self._content.outside = 0
         self._part += 1
 
 
@@ -401,7 +423,7 @@ def part_numbers(run: str | Path, *, arm: str, seed: int, rank: int = 0) -> list
     list of int
         From 0 without gaps, unless files are missing.
     """
-    folder = part_path(Path(run), arm, seed, rank, 0).parent
+    folder = part_path(place(run), arm, seed, rank, 0).parent
     if not folder.is_dir():
         return []
     places = (parse_part(entry.name) for entry in folder.iterdir())

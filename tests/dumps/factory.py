@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from deltad.dumps import derived_metadata
 from deltad.masks import CRITERIA, Tokens
 from deltad.support import topk_support
 
@@ -25,13 +26,16 @@ OPTIONAL = (
     "pre_collision", "post_collision", "pre_entropy", "post_entropy", "full_kl_pre",
     "full_kl_post", "full_kl_direction", "full_tv_pre", "full_tv_post", "full_tv_direction",
     "linear_delta", "linear_delta_own", "linear_delta_sequence", "linear_delta_batch",
-    "delta_tenth", "delta_triple", "token",
+    "delta_tenth", "delta_triple", "delta_d_noise", "weight", "token",
 )  # fmt: skip
 
-FLOAT64 = tuple(name for name in OPTIONAL if name.startswith("full_"))
+DERIVED = (
+    "d_pre", "d_post", "d_dot_aggregated", "d_dot_uniform", "d_dot_exact", "d_dot_local",
+    "sampled_rank",
+)  # fmt: skip
 NULLABLE = (
     "linear_delta_own", "linear_delta_sequence", "linear_delta_batch", "delta_tenth",
-    "delta_triple",
+    "delta_triple", "delta_d_noise",
 )  # fmt: skip
 VECTORS = ("topk_ids", "topk_behavior_logprobs", "topk_pre_logprobs", "topk_post_logprobs")
 
@@ -59,6 +63,7 @@ def make_dump(
     metadata: Mapping[str, Any] | None = None,
     row_group_size: int = 11,
     change: Callable[[str, int, Columns], None] | None = None,
+    derived: bool = False,
 ) -> Path:
     """Write a valid random dump.
 
@@ -107,6 +112,8 @@ def make_dump(
     change : callable, optional
         Called with arm, seed and the seed's columns (a row a token) before they are dealt
         out to files; may change them in place.
+    derived : bool
+        Add the derived columns, of the KL divergence.
 
     Returns
     -------
@@ -125,6 +132,8 @@ def make_dump(
             _finish(columns, arm, padding, vocab_size, threshold, divergence)
             if change is not None:
                 change(arm, seed, columns)
+            if derived:
+                columns |= derived_columns(columns, vocab_size, stored_vectors)
             above = np.ones(count, bool)
             if stored is not None:
                 above = _support_tokens(columns, vocab_size).divergence(stored[0]) > stored[1]
@@ -134,6 +143,7 @@ def make_dump(
                 mine = order[home[order] == file]
                 kept = mine[above[mine]]
                 wanted = [name for name in columns if name in optional or name not in OPTIONAL]
+                more = {"derived": derived_metadata("kl")} if derived else {}
                 write_part(
                     path
                     / f"arm={arm}"
@@ -144,12 +154,35 @@ def make_dump(
                     metadata={
                         **_metadata(arm, top_k, vocab_size, threshold, divergence, stored),
                         "rows_seen": len(mine),
+                        **more,
                         **(metadata or {}),
                     },
                     top_k=top_k,
                     row_group_size=row_group_size,
                 )
     return path
+
+
+def derived_columns(
+    columns: Columns, vocab_size: int, vectors: NDArray[np.bool_], divergence: str = "kl"
+) -> Columns:
+    """Derived columns of all rows, NULL where a row has no vectors."""
+    before = _support_tokens(columns, vocab_size)
+    after = _support_tokens(columns, vocab_size, "post")
+    listed = columns["topk_ids"] == columns["token_id"][:, None]
+    found: Columns = {
+        "d_pre": before.divergence(divergence),
+        "d_post": after.divergence(divergence),
+        **{
+            f"d_dot_{tail}": before.direction(divergence, tail).total
+            for tail in ("aggregated", "uniform", "exact")
+        },
+        "d_dot_local": before.direction(divergence, "aggregated").local,
+    }
+    found = {name: np.where(vectors, values, np.nan) for name, values in found.items()}
+    rank = np.where(listed.any(axis=1), listed.argmax(axis=1), -1)
+    found["sampled_rank"] = np.where(vectors, rank, -2).astype(np.int16)
+    return found
 
 
 def write_part(
@@ -178,8 +211,9 @@ def write_part(
             array = pa.array(list(values), pa.string()).dictionary_encode()
             field = pa.field(name, array.type, nullable=False)
         else:
-            array = pa.array(values, mask=np.isnan(values) if name in NULLABLE else None)
-            field = pa.field(name, array.type, nullable=name in NULLABLE)
+            nullable = name in NULLABLE or (name in DERIVED and values.dtype.kind == "f")
+            array = pa.array(values, mask=np.isnan(values) if nullable else None)
+            field = pa.field(name, array.type, nullable=nullable)
         arrays.append(array)
         fields.append(field)
     table = pa.Table.from_arrays(arrays, schema=pa.schema(fields))
@@ -340,6 +374,7 @@ def _tokens(
         "topk_ids": ids,
         "_log_mu": log_mu,
         "_log_pre": log_pi,
+        "weight": (1 + (sequence % 4) / 4).astype(np.float32),
         "_jitter": rng.uniform(-4e-5, 4e-5, size=(rows, 3)),
     }
 
@@ -355,8 +390,10 @@ def _step(columns: Columns, rng: np.random.Generator, *, zero: bool) -> None:
     sampled = more.random(len(log_pre)) < 0.6
     for name in NULLABLE:
         values = more.normal(size=len(log_pre)).astype(np.float32)
-        rare = name in ("linear_delta_own", "linear_delta_sequence")
-        columns[name] = np.where(sampled, values, np.float32(np.nan)) if rare else values
+        if name == "delta_d_noise":
+            values = np.abs(values).astype(np.float64) * 1e-9
+        rare = name in ("linear_delta_own", "linear_delta_sequence", "delta_d_noise")
+        columns[name] = np.where(sampled, values, values.dtype.type(np.nan)) if rare else values
 
 
 def _finish(
@@ -406,7 +443,7 @@ def _finish(
     columns["in_loss"] = keep
 
 
-def _support_tokens(columns: Columns, vocab_size: int) -> Tokens:
+def _support_tokens(columns: Columns, vocab_size: int, time: str = "pre") -> Tokens:
     """What criteria look at, in float64 from the stored values."""
     stored = {
         name: values.astype(np.float64)
@@ -416,10 +453,10 @@ def _support_tokens(columns: Columns, vocab_size: int) -> Tokens:
     support = topk_support(
         columns["topk_ids"],
         stored["topk_behavior_logprobs"],
-        stored["topk_pre_logprobs"],
+        stored[f"topk_{time}_logprobs"],
         columns["token_id"],
         stored["behavior_logprob"],
-        stored["pre_logprob"],
+        stored[f"{time}_logprob"],
         vocab_size=vocab_size,
     )
     return Tokens(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from deltad.dumps import COLUMNS, OPTIONAL, REQUIRED, VECTORS, column_reference, schema
+from deltad.dumps import COLUMNS, DERIVED, OPTIONAL, REQUIRED, VECTORS, column_reference, schema
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,7 +37,13 @@ def test_columns_are_those_of_the_contract() -> None:
         "pre_collision", "post_collision", "pre_entropy", "post_entropy", "full_kl_pre",
         "full_kl_post", "full_kl_direction", "full_tv_pre", "full_tv_post",
         "full_tv_direction", "linear_delta", "linear_delta_own", "linear_delta_sequence",
-        "linear_delta_batch", "delta_tenth", "delta_triple", "token",
+        "linear_delta_batch", "delta_tenth", "delta_triple", "delta_d_noise", "d_pre", "d_post",
+        "d_dot_aggregated", "d_dot_uniform", "d_dot_exact", "d_dot_local", "sampled_rank",
+        "weight", "token",
+    )  # fmt: skip
+    assert DERIVED == (
+        "d_pre", "d_post", "d_dot_aggregated", "d_dot_uniform", "d_dot_exact", "d_dot_local",
+        "sampled_rank",
     )  # fmt: skip
     assert VECTORS == (
         "topk_ids", "topk_behavior_logprobs", "topk_pre_logprobs", "topk_post_logprobs",
@@ -50,11 +56,12 @@ def test_columns_that_arms_need_not_share_are_those_after_the_step() -> None:
         "in_loss", "post_logprob", "topk_post_logprobs", "post_collision", "post_entropy",
         "full_kl_post", "full_tv_post", "linear_delta", "linear_delta_own",
         "linear_delta_sequence", "linear_delta_batch", "delta_tenth", "delta_triple",
+        "delta_d_noise", "d_post",
     }  # fmt: skip
     before = {column.before for column in COLUMNS.values() if column.before}
     assert before == {
         "pre_logprob", "topk_pre_logprobs", "pre_collision", "pre_entropy", "full_kl_pre",
-        "full_tv_pre",
+        "full_tv_pre", "d_pre",
     }  # fmt: skip
     assert all(COLUMNS[name].type for name in before)
 

@@ -29,6 +29,9 @@ KNOWN = {
     "versions": {"torch": "2.13"},
     "created": "2026-01-02T03:04:05+00:00",
     "ranks": 3,
+    "derived": {"version": 1, "divergence": "tv", "arithmetic": "0badcafe"},
+    "vectors": {"rule": "near", "divergence": "tv", "threshold": 0.02, "sample": 0.5},
+    "sampling": {"sequences": 0.25, "every": 4, "seed": 7},
 }
 
 
