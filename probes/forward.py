@@ -33,12 +33,15 @@ class Forward:
         graph; None where they cannot be seen (compiled models).
     buffers : dict of id to Tensor, or None
         Copies of the buffers where the forward wrote to them.
+    logits : Tensor, optional
+        What the head made of `hidden`, without graph, where that was asked for.
     """
 
     call: Call
     from_head: bool
     hidden: Tensor | None
     buffers: dict[int, Tensor] | None
+    logits: Tensor | None = None
 
     @property
     def shortens(self) -> bool:

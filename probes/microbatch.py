@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ from deltad.masks import Tokens
 from deltad.support import SupportError, topk_support
 
 from .behavior import ResponseTokens
+from .choice import Choice
+from .cutting import Grid
 from .errors import ProbeError
 from .forward import Forward
 from .head import Head
@@ -24,6 +26,8 @@ from .rows import Rows as Rows
 from .rows import at_rows, behavior_columns, entry_or_scalar, policy_columns, to_numpy
 from .whole import checked_whole, read_whole
 
+_NOT_FINITE_BEFORE: Final = "the policy before the step is not finite"
+
 
 class MicroBatch:
     """What `UpdateProbe.expect` returns: one micro-batch on its way to the optimizer step.
@@ -32,10 +36,16 @@ class MicroBatch:
     ----------
     tokens : ResponseTokens
         As given.
+    idle : bool
+        Whether its step is one that the probe does not read: then there are no rows.
+    choice : Choice or None
+        What of it is read after the step and recorded; None for everything.
     """
 
-    def __init__(self, tokens: ResponseTokens) -> None:
+    def __init__(self, tokens: ResponseTokens, *, idle: bool = False) -> None:
         self.tokens = tokens
+        self.idle = idle
+        self.choice: Choice | None = None
         self.forward: Forward | None = None
         self._rows: Rows | None = None
         self._keep: Tensor | None = tokens.keep
@@ -73,8 +83,13 @@ class MicroBatch:
         Raises
         ------
         ProbeError
-            The training forward has not come yet.
+            The training forward has not come yet, or the step is one that is not read.
         """
+        if self.idle:
+            raise ProbeError(
+                "this step is not read, so there are no rows of it: with `every` above 1 ask "
+                "`probe.reads` first, or decide masks without the probe"
+            )
         if self._rows is None:
             raise ProbeError("the rows are known once the training forward has been made")
         return {**self._rows, "in_loss": self._in_loss()}
@@ -208,6 +223,17 @@ class MicroBatch:
         found: Tensor = torch.unique(self._b.cpu()[rows.cpu()])
         return found
 
+    def grid(self) -> Grid:
+        """Where the rows stand in the batch that the model was called on."""
+        mask, group = self.tokens.response_mask, self.tokens.group
+        return Grid(
+            to_numpy(self._b, np.int64),
+            to_numpy(self._j - self.tokens.shift, np.int64),
+            mask.shape[0],
+            mask.shape[1],
+            to_numpy(group, np.int64) if group.ndim == 1 else None,
+        )
+
     def select_of(self, hidden: Tensor, rows: Tensor, batch_rows: Tensor | None) -> Tensor:
         """Hidden states of some rows, from a forward of the whole batch or of `batch_rows`.
 
@@ -234,12 +260,46 @@ class MicroBatch:
 
     def read(self, hidden: Tensor, head: Head, **options: Any) -> Readout:
         """Read the policy at the rows from hidden states of the whole forward."""
-        selected = self.select(hidden)
-        read = head.read(selected, self._ids.to(selected.device), **options)
+        return self.read_at(self.select(hidden), slice(None), head, **options)
+
+    def read_at(
+        self,
+        selected: Tensor,
+        rows: Tensor | slice,
+        head: Head,
+        *,
+        logits: Tensor | None = None,
+        **options: Any,
+    ) -> Readout:
+        """Read the policy at some rows.
+
+        Parameters
+        ----------
+        selected : Tensor, shape (row, hidden)
+            What enters the head there.
+        rows : Tensor of int, shape (row,), or slice
+            Which rows they are.
+        head : Head
+            Of the model.
+        logits : Tensor, shape (row, vocab), optional
+            What the head made of `selected` in the training forward: the mass beyond the ids of
+            the rows is then taken from there.
+        **options
+            For `Head.read`.
+
+        Returns
+        -------
+        Readout
+            At these rows.
+        """
+        ids = self._ids[rows]
+        if logits is None:
+            read = head.read(selected, ids.to(selected.device), **options)
+        else:
+            read = head.read_logits(selected, logits, ids.to(selected.device), **options)
         if self._full is not None:
-            read = dataclasses.replace(
-                read, full=read_whole(self._full, selected, self._ids[:, -1], head, options)
-            )
+            full = read_whole(self._full[rows], selected, ids[:, -1], head, options)
+            read = dataclasses.replace(read, full=full)
         return read
 
     def read_nothing(self) -> Readout:
@@ -247,6 +307,24 @@ class MicroBatch:
         none = torch.empty(0, dtype=torch.float64)
         full = {} if self._full is None else {family: (none, none) for family in DIVERGENCES}
         return Readout(none, none.new_empty(0, self.tokens.top_k + 1), none, none, full)
+
+    def replace_pre(self, rows: np.ndarray[Any, Any], read: Readout) -> None:
+        """Put another reading of some rows in the place of the one of before.
+
+        Parameters
+        ----------
+        rows : array of int, shape (row,)
+            Which rows.
+        read : Readout
+            At these rows, with the same weights.
+        """
+        self._refuse_where(_of(~read.logsumexp.isfinite(), rows), _NOT_FINITE_BEFORE)
+        columns = policy_columns(read, "pre")
+        known = self.rows
+        for name, values in columns.items():
+            known[name] = known[name].copy()
+            known[name][rows] = values
+        self._rows = known
 
     def check_logits(
         self,
@@ -271,7 +349,7 @@ class MicroBatch:
     def set_pre(self, read: Readout, step: int) -> None:
         """Fill the columns that are known before the step, and check them."""
         bad = ~read.logsumexp.isfinite()
-        self._refuse_where(bad.cpu(), "the policy before the step is not finite")
+        self._refuse_where(bad.cpu(), _NOT_FINITE_BEFORE)
         rows = {
             **behavior_columns(self.tokens, self._ids[:, -1], step),
             **policy_columns(read, "pre"),
@@ -297,10 +375,38 @@ class MicroBatch:
         self._rows = rows
 
     def complete(self, read: Readout) -> Rows:
-        """All columns, after the step."""
+        """All columns of the rows that are recorded, after the step.
+
+        Parameters
+        ----------
+        read : Readout
+            At the rows that `choice` has read; at all where it has them all.
+
+        Returns
+        -------
+        Rows
+            In the order of `response_mask.nonzero()`.
+        """
+        every = np.arange(self.size)
+        choice = self.choice
+        kept = every if choice is None else choice.kept
+        given = every if choice is None or choice.plan is None else choice.read
         bad = ~read.logsumexp.isfinite()
-        self._refuse_where(bad.cpu(), "the policy after the step is not finite: it diverged")
-        return {**self.rows, **policy_columns(read, "post")}
+        self._refuse_where(_of(bad, given), "the policy after the step is not finite: it diverged")
+        after = policy_columns(read, "post")
+        if choice is None:
+            return {**self.rows, **after}
+        at = np.searchsorted(given, kept)
+        found = self.recorded(self.rows) | {name: values[at] for name, values in after.items()}
+        if choice.weight is not None:
+            found["weight"] = np.full(len(kept), choice.weight, np.float32)
+        return found
+
+    def recorded(self, columns: Rows) -> Rows:
+        """Take of columns of all rows those of the rows that are recorded."""
+        if self.choice is None:
+            return columns
+        return {name: values[self.choice.kept] for name, values in columns.items()}
 
     def _in_loss(self) -> np.ndarray[Any, Any]:
         """Column in_loss."""
@@ -330,3 +436,10 @@ class MicroBatch:
     def _place(self, row: int) -> str:
         """Where a row lies in the micro-batch."""
         return f"response token at row {int(self._b[row])}, position {int(self._j[row])}"
+
+
+def _of(bad: Tensor, rows: np.ndarray[Any, Any]) -> Tensor:
+    """Numbers of the rows that are bad, as a mask over all rows up to the last of them."""
+    found = torch.zeros(int(rows[-1]) + 1 if len(rows) else 0, dtype=torch.bool)
+    found[torch.from_numpy(rows)] = bad.cpu()
+    return found

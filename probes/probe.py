@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
+
+from deltad.masks import DEFAULT_THRESHOLD
 
 from .behavior import ResponseTokens
 from .climber import Climber
@@ -17,9 +19,11 @@ from .forward import Forward
 from .head import Head
 from .ladder import Ladder
 from .microbatch import MicroBatch, Rows
-from .reading import PolicyReader, Pre
+from .monitor import Monitor
+from .reading import PolicyReader, Pre, Tail
 from .recorder import Recorder
 from .scaling import ScalerWatch
+from .selection import NEAR, Keep, Selection
 from .sharded.sharding import Sharding
 from .unwrap import unwrap_model, unwrap_optimizer
 from .watch import Watcher
@@ -51,7 +55,26 @@ class UpdateProbe:
         "training" takes *pre* from the training forward itself; "matching" from a no-grad
         forward right after it, and *post* from the same. "auto" takes the training forward if
         making it again gives the same bits (tried once, on the first forward), else matching.
-        Compiled models are always matched, in eager mode.
+        Compiled models are always matched, in eager mode. Where the forward after the step is
+        cut, "matching" reads *pre* of the tokens that are kept once more, by the same cut
+        forward, and "auto" does where the cut changes a log-prob by more than 1e-5 nats.
+    keep : {"all", "outside", "near", "disagreement"}
+        Which tokens are read after the step and recorded, by what the dump will hold of them:
+        all, those with D before the step above `threshold`, above `near`, or those outside that
+        exactly one of `criterion` and `baseline` keeps. Sequences without any are left out of
+        the forward after the step, the others end with their last one. Give the dump's metadata
+        `stored=probe.stored_metadata`.
+    threshold, divergence, near, criterion, baseline
+        Of `keep`; see `Selection`.
+    every : int
+        Read only every so many-th optimizer step; between, the probe does nothing.
+    sequences : float
+        Share of the sequences that are read after the step, each drawn by itself; their rows
+        carry the column `weight`. Give the dump's metadata `sampling=probe.sampling_metadata`.
+    sequences_seed : int
+        Of the draw, which touches no generator.
+    share_prompts : bool
+        Forward what the sequences of a group begin with alike once, and go on from there.
     scaler : GradScaler, optional
         What gradients are scaled with; a step that it skips is dropped and counted. False says
         that there is none under float16 autocast.
@@ -68,6 +91,14 @@ class UpdateProbe:
         `ResponseTokens.at`.
     token_chunk, vocab_chunk : int
         Size of the largest block of logits that the probe makes.
+    tail : {"auto", "head", "logits"}
+        Where the probability beyond a token's ids comes from in *pre*: from the head applied
+        once more, or from the logits that the training forward made, which costs less. "auto"
+        takes logits where they are float32 and the forward after the step is cut.
+    entropy : bool
+        Record entropies too, which cost as much as the rest of the readout's sums.
+    workers : int
+        Threads of the readout; any number gives the same bits.
     ladder : Ladder, optional
         Measure also what the token's own gradient, its sequence's, the batch's and parts of the
         step do to D; adds the columns of `LADDER_COLUMNS`.
@@ -78,8 +109,12 @@ class UpdateProbe:
         As above; may be set between steps.
     step : int
         Number of the next optimizer step, counted from when the block was entered.
+    selection : Selection
+        What is kept.
     dropped_steps, dropped_tokens : int
         Steps that the scaler skipped, and their response tokens.
+    skipped_tokens : int
+        Response tokens that were looked at and not kept.
 
     Raises
     ------
@@ -101,6 +136,16 @@ class UpdateProbe:
         temperature: float = 1.0,
         arm: str = "actual",
         pre: Pre = "auto",
+        keep: Keep = "all",
+        threshold: float = DEFAULT_THRESHOLD,
+        divergence: str = "kl",
+        near: float = NEAR,
+        criterion: str = "",
+        baseline: str = "ratio",
+        every: int = 1,
+        sequences: float = 1.0,
+        sequences_seed: int = 0,
+        share_prompts: bool = False,
         scaler: Any = None,
         step: int = 0,
         head: nn.Module | None = None,
@@ -111,8 +156,27 @@ class UpdateProbe:
         cp_group: Any = None,
         token_chunk: int = 512,
         vocab_chunk: int = 4096,
+        tail: Tail = "auto",
+        entropy: bool = False,
+        workers: int = 1,
         ladder: Ladder | None = None,
     ) -> None:
+        self.selection = Selection(
+            keep=keep,
+            threshold=threshold,
+            divergence=divergence,
+            near=near,
+            criterion=criterion,
+            baseline=baseline,
+            sequences=sequences,
+            every=every,
+            seed=sequences_seed,
+        )
+        if isinstance(record, Monitor) and not self.selection.whole:
+            raise ProbeError(
+                "a Monitor counts every response token of a step: leave `keep` and `sequences` "
+                "as they are, or give a Recorder"
+            )
         outer, self.model = unwrap_model(model)
         self._sharding = Sharding.of(self.model, tp_group, cp_group)
         if ladder is not None and self._sharding.joint:
@@ -136,17 +200,29 @@ class UpdateProbe:
         self.step = step
         self.dropped_steps = 0
         self.dropped_tokens = 0
+        self.skipped_tokens = 0
+        cuts = share_prompts or not self.selection.whole
         self._watcher = Watcher(
-            outer, self.model, self.head.module, wanted=self._is_awaited, seen=self._on_forward
+            outer,
+            self.model,
+            self.head.module,
+            wanted=self._is_awaited,
+            seen=self._on_forward,
+            logits=tail == "logits" or (tail == "auto" and cuts and pre != "matching"),
         )
         self._reader = PolicyReader(
             self.head,
             self._watcher,
             self._sharding,
+            self.selection,
             pre=pre,
+            tail=tail,
+            share_prompts=share_prompts,
             temperature=temperature,
             token_chunk=token_chunk,
             vocab_chunk=vocab_chunk,
+            entropy=entropy,
+            workers=workers,
         )
         self._climber = (
             None
@@ -224,9 +300,28 @@ class UpdateProbe:
             `hidden_dtype`, `head_dtype` and `accumulation` name dtypes; `logits_rounded` is
             False; `forward` is "training" or "matching"; `verified` says whether the readout was
             held against the model's own logits (there are none where the loss is fused);
-            `exact` whether the same forward made twice gave the same bits.
+            `exact` whether a step of length zero gives the same bits before and after it. With
+            `keep`, `sequences` or `share_prompts`, `cut` says whether forwards are cut
+            (`forward`: "cut" or "whole"), whether prompts are shared, the largest change and the
+            root mean square change of a log-prob when that was tried (`noise` and `rms`, nats),
+            and the `reason` for what is not done; `tail` is "logits" where *pre* rests on them.
         """
         return self._reader.metadata
+
+    @property
+    def stored_metadata(self) -> Mapping[str, Any]:
+        """Which rows are kept: `Metadata.stored` of a dump."""
+        return self.selection.stored
+
+    @property
+    def sampling_metadata(self) -> Mapping[str, Any] | None:
+        """Share of sequences and of steps: `Metadata.sampling` of a dump; None where all are."""
+        return self.selection.sampling
+
+    @property
+    def reads(self) -> bool:
+        """Whether the next optimizer step is one that is read; see `every`."""
+        return self.selection.reads(self.step)
 
     @property
     def ladder_metadata(self) -> dict[str, Any]:
@@ -256,7 +351,8 @@ class UpdateProbe:
         Returns
         -------
         MicroBatch
-            Gives the rows so far once the forward is made, and takes the keep mask.
+            Gives the rows so far once the forward is made, and takes the keep mask. In a step
+            that `every` passes over it is idle: it has no rows, and nothing is awaited.
 
         Raises
         ------
@@ -277,6 +373,8 @@ class UpdateProbe:
                 "was not called (its wrapper, its `forward`, or a torch.compile'd function around "
                 "it, was?); call `discard()` to drop it on purpose"
             )
+        if not self.reads:
+            return MicroBatch(tokens, idle=True)
         self._awaited = MicroBatch(tokens)
         return self._awaited
 
@@ -306,8 +404,9 @@ class UpdateProbe:
             )
         batch.receive(forward, self.head.vocab_size)
         read = self._reader.before(batch, forward)
-        forward.hidden = None
+        forward.hidden = forward.logits = None
         batch.set_pre(read, self.step)
+        self._reader.choose(batch, forward, self.step)
         self._pending.append(batch)
         self._awaited = None
 
@@ -343,20 +442,30 @@ class UpdateProbe:
         ]
         if full and self._climber is not None and self._climber.ladder.measures(self.arm):
             climbed = self._climber.climb(full, self.step)
-            done = [{**rows, **more} for rows, more in zip(done, climbed, strict=True)]
+            done = [
+                {**rows, **batch.recorded(more)}
+                for batch, rows, more in zip(full, done, climbed, strict=True)
+            ]
         for batch in full:
             batch.forward = None
         self.step += 1
         if self._part is None or self._part.writes:
-            self._hand_over(done)
+            self._hand_over(full, done)
 
-    def _hand_over(self, done: list[Rows]) -> None:
+    def _hand_over(self, batches: list[MicroBatch], done: list[Rows]) -> None:
         """Give the rows of a step to `record`; a rank without any has a file of none."""
         if self._part is not None and isinstance(self.record, Recorder):
             self.record.writer(self.arm)
-        for rows in done:
+        skip = getattr(self.record, "skip", None)
+        for batch, rows in zip(batches, done, strict=True):
             if len(rows["step"]):
                 self.record(self.arm, rows)
+            choice = batch.choice
+            if choice is None:
+                continue
+            self.skipped_tokens += choice.skipped
+            if callable(skip) and (choice.skipped or choice.outside):
+                skip(self.arm, choice.skipped, outside=choice.outside)
 
     def _is_ours(self, optimizer: Any) -> bool:
         """Whether this is the optimizer, or accelerate's wrapper of it."""

@@ -77,13 +77,14 @@ def policy_columns(read: Readout, when: str) -> Rows:
         full[f"full_{family}_{when}"] = to_numpy(divergence, np.float64)
         if when == "pre":
             full[f"full_{family}_direction"] = to_numpy(direction, np.float64)
-    return {
+    columns: Rows = {
         f"{when}_logprob": logprobs[:, -1].copy(),
         f"topk_{when}_logprobs": logprobs[:, :-1].copy(),
-        f"{when}_collision": read.collision.cpu().numpy().astype(np.float32),
-        f"{when}_entropy": read.entropy.cpu().numpy().astype(np.float32),
-        **full,
     }
+    for name, values in (("collision", read.collision), ("entropy", read.entropy)):
+        if values is not None:
+            columns[f"{when}_{name}"] = to_numpy(values, np.float32)
+    return {**columns, **full}
 
 
 def at_rows(values: Tensor, b: Tensor, j: Tensor) -> Tensor:

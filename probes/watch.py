@@ -36,6 +36,7 @@ class _Trace:
     body_calls: int = 0
     body_output: Tensor | None = None
     head_inputs: list[Tensor] = field(default_factory=list)
+    head_output: Tensor | None = None
 
 
 class Watcher:
@@ -53,6 +54,8 @@ class Watcher:
         Whether the next forward is one to look at.
     seen : callable
         Takes each such forward right after it.
+    logits : bool
+        Keep what the head makes, too.
 
     Notes
     -----
@@ -68,6 +71,7 @@ class Watcher:
         *,
         wanted: Callable[[], bool],
         seen: Callable[[Forward], None],
+        logits: bool = False,
     ) -> None:
         self.model = model
         self.compiled = is_compiled(outer) or any(is_compiled(part) for part in model.modules())
@@ -76,6 +80,7 @@ class Watcher:
         self._body = None if self.compiled else _body(model)
         self._wanted = wanted
         self._seen = seen
+        self._logits = logits
         self._trace: _Trace | None = None
         self._paused = False
         self._handles: list[RemovableHandle] = []
@@ -97,6 +102,8 @@ class Watcher:
             self._handles.append(
                 self._head.register_forward_pre_hook(self._enter_head, with_kwargs=True)
             )
+            if self._logits:
+                self._handles.append(self._head.register_forward_hook(self._leave_head))
         if self._body is not None:
             self._handles += [
                 self._body.register_forward_pre_hook(self._enter_body, with_kwargs=True),
@@ -176,6 +183,11 @@ class Watcher:
         if not self._ignored() and self._trace is not None:
             self._trace.head_inputs.append(head_input(args, kwargs).detach())
 
+    def _leave_head(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """After the head."""
+        if not self._ignored() and self._trace is not None and isinstance(output, Tensor):
+            self._trace.head_output = output.detach()
+
     def _finish(self) -> None:
         """Decide where the hidden states come from, and hand the forward on."""
         trace, self._trace = self._trace, None
@@ -185,7 +197,7 @@ class Watcher:
         buffers = buffer_copies(self.model) if changed else None
         if trace.root is not None and (self.compiled or len(trace.head_inputs) == 1):
             hidden = trace.head_inputs[0] if trace.head_inputs else None
-            self._seen(Forward(trace.root, True, hidden, buffers))
+            self._seen(Forward(trace.root, True, hidden, buffers, trace.head_output))
         elif trace.body_calls == 1 and isinstance(trace.body, Call):
             self._seen(Forward(trace.body, False, trace.body_output, buffers))
         elif isinstance(trace.body, ProbeError):
