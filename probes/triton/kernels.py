@@ -1,7 +1,7 @@
 """The kernels themselves; importing this module imports Triton."""
 
 # Triton reads these functions' source: annotations other than constexpr mean nothing to it.
-# mypy: disallow_untyped_defs=false, disallow_untyped_decorators=false, disallow_untyped_calls=false
+# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators, allow-incomplete-defs
 
 from __future__ import annotations
 
