@@ -69,6 +69,10 @@ class Recorder:
         """Append the rows of one micro-batch."""
         self.writer(arm).append(rows)
 
+    def skip(self, arm: str, rows: int, *, outside: int = 0) -> None:
+        """Count rows of a micro-batch that were looked at and not kept; see `DumpWriter.skip`."""
+        self.writer(arm).skip(rows, outside=outside)
+
     def writer(self, arm: str) -> DumpWriter:
         """Open the writer of an arm, or get it; also for an arm of which no row may come."""
         if arm not in self.writers:
