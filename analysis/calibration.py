@@ -8,7 +8,8 @@ direction orders tokens as their ΔD does, and its zero divides them by sign.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +18,10 @@ from numpy.typing import NDArray
 
 from . import statistics
 from .bins import bin_of, interval_label, quantile_edges
-from .counting import Progress, checked_batches, columns_for, outside_of
+from .blocks import outside_blocks
+from .counting import columns_for
+from .engine import Engine, Progress, Span, read_arms
+from .kernel import require_outside
 from .prediction import LINEAR, Predictor, linear_family, predictors
 from .question import OWN, Question, QuestionError
 from .rates import BaseRate, ratio
@@ -55,7 +59,7 @@ class Bin:
     delta_d : Share
         Σ ΔD / tokens: nats for KL.
     increase : Share
-        Tokens with ΔD > 0 / tokens.
+        Tokens with ΔD > 0 / tokens whose ΔD is determined.
     """
 
     label: str
@@ -76,6 +80,8 @@ class Calibrated:
         What foretold.
     predictions, delta_d : tuple of ndarray of float64, shape (token,)
         Of the tokens outside, by seed.
+    unclear : tuple of ndarray of bool, shape (token,), optional
+        Where |ΔD| is below the bound on its error, by seed: no sign is judged there.
     bins_asked : int
         Bins by quantile of the prediction; tied predictions may leave fewer.
     bootstrap_seed : int
@@ -87,16 +93,24 @@ class Calibrated:
     delta_d: _Arrays
     bins_asked: int = DEFAULT_BINS
     bootstrap_seed: int = 0
+    unclear: tuple[NDArray[np.bool_], ...] = ()
+
+    @property
+    def clear(self) -> tuple[NDArray[np.bool_], ...]:
+        """Where ΔD is determined, by seed."""
+        if not self.unclear:
+            return tuple(np.ones(len(d), dtype=np.bool_) for d in self.delta_d)
+        return tuple(~each for each in self.unclear)
 
     @cached_property
     def signs(self) -> Share:
         """Tokens whose sign of ΔD it foretold: above 0 and ΔD > 0, or neither.
 
-        Tokens without a prediction take no part.
+        Tokens without a prediction, and those whose ΔD is undetermined, take no part.
         """
         right, judged = [], []
-        for p, d in zip(self.predictions, self.delta_d, strict=True):
-            known = ~np.isnan(p)
+        for p, d, clear in zip(self.predictions, self.delta_d, self.clear, strict=True):
+            known = ~np.isnan(p) & clear
             right.append(int(np.count_nonzero((p > 0)[known] == (d > 0)[known])))
             judged.append(int(np.count_nonzero(known)))
         return Share.of(right, judged, self.bootstrap_seed)
@@ -156,6 +170,10 @@ class Calibrated:
             chosen = [place == at for place in places]
             sizes = [int(each.sum()) for each in chosen]
             mine = [d[here] for d, here in zip(self.delta_d, chosen, strict=True)]
+            judged = [
+                d[here & clear]
+                for d, here, clear in zip(self.delta_d, chosen, self.clear, strict=True)
+            ]
             total = sum(
                 float(p[here].sum()) for p, here in zip(self.predictions, chosen, strict=True)
             )
@@ -167,7 +185,11 @@ class Calibrated:
                     high,
                     ratio(total, sum(sizes)),
                     Share.of([float(d.sum()) for d in mine], sizes, self.bootstrap_seed),
-                    Share.of([int((d > 0).sum()) for d in mine], sizes, self.bootstrap_seed),
+                    Share.of(
+                        [int((d > 0).sum()) for d in judged],
+                        [len(d) for d in judged],
+                        self.bootstrap_seed,
+                    ),
                 )
             )
         return tuple(found)
@@ -241,6 +263,7 @@ def calibrate(
     bins: int = DEFAULT_BINS,
     bootstrap_seed: int = 0,
     progress: Progress | None = None,
+    engine: Engine | None = None,
 ) -> Calibration:
     """Hold every direction's prediction against realized ΔD.
 
@@ -256,7 +279,9 @@ def calibrate(
     bootstrap_seed : int
         Seed of the intervals' random numbers.
     progress : callable, optional
-        Told the number of rows of every block read.
+        Told the number of rows of every span of the dump that is done.
+    engine : Engine, optional
+        Where to read: by default on the cores of this machine.
 
     Returns
     -------
@@ -290,29 +315,67 @@ def calibrate(
             refused[each.name] = f"is of the divergence {family}, as arm {arm} says"
         else:
             chosen.append(each)
-    columns = dict.fromkeys(name for each in chosen for name in each.columns)
-    predictions: list[list[NDArray[np.float64]]] = [[] for _ in chosen]
-    deltas: list[NDArray[np.float64]] = []
-    for seed in dump.seeds(arm):
-        mine: list[list[NDArray[np.float64]]] = [[np.empty(0)] for _ in chosen]
-        moved = [np.empty(0)]
-        stream = checked_batches(dump, arm, seed, [*columns_for(), *columns], progress=progress)
-        for batch, metadata in stream:
-            found = outside_of(batch, metadata, asked)
-            if found is not None:
-                moved.append(found.delta_d)
-                for known, each in zip(mine, chosen, strict=True):
-                    known.append(each.values(found))
-        deltas.append(np.concatenate(moved))
-        for known, parts in zip(predictions, mine, strict=True):
-            known.append(np.concatenate(parts))
-    delta_d = tuple(deltas)
-    base = BaseRate(sum(map(len, deltas)), sum(int(np.count_nonzero(d > 0)) for d in deltas))
+    require_outside(dump, [arm])
+    reader = _Reader(replace(asked, protocol=""), tuple(each.name for each in chosen))
+    spans = read_arms(reader, dump, [arm], engine=engine, progress=progress)
+    read = [_Read.joined(parts) for _, parts in sorted(spans.items())]
     calibrated = tuple(
-        Calibrated(each, tuple(known), delta_d, bins, bootstrap_seed)
-        for each, known in zip(chosen, predictions, strict=True)
+        Calibrated(
+            each,
+            tuple(seed.predictions[at] for seed in read),
+            tuple(seed.delta_d for seed in read),
+            bins,
+            bootstrap_seed,
+            tuple(seed.unclear for seed in read),
+        )
+        for at, each in enumerate(chosen)
+    )
+    deltas = [seed.delta_d[~seed.unclear] for seed in read]
+    undetermined = sum(int(np.count_nonzero(seed.unclear)) for seed in read)
+    base = BaseRate(
+        sum(map(len, deltas)) + undetermined,
+        sum(int(np.count_nonzero(d > 0)) for d in deltas),
+        undetermined,
     )
     return Calibration(asked, calibrated, base, refused, bootstrap_seed)
+
+
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """The tokens outside of a span, or of a seed."""
+
+    delta_d: NDArray[np.float64]
+    unclear: NDArray[np.bool_]
+    predictions: NDArray[np.float64]
+
+    @classmethod
+    def joined(cls, parts: Sequence[_Read]) -> _Read:
+        """Join spans in their order."""
+        return cls(
+            np.concatenate([each.delta_d for each in parts]),
+            np.concatenate([each.unclear for each in parts]),
+            np.concatenate([each.predictions for each in parts], axis=1),
+        )
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads the predictions of a span, by name; may be pickled."""
+
+    region: Question
+    names: tuple[str, ...]
+
+    def __call__(self, span: Span) -> _Read:
+        """Predict every token outside."""
+        known = {each.name: each for each in predictors(self.region.divergence)}
+        chosen = [known[name] for name in self.names]
+        columns = dict.fromkeys(name for each in chosen for name in each.columns)
+        parts = [_Read(np.empty(0), np.empty(0, np.bool_), np.empty((len(chosen), 0)))]
+        for block in outside_blocks(span, self.region, [*columns_for(), *columns]):
+            if (found := block.found) is not None:
+                values = np.stack([each.values(found) for each in chosen])
+                parts.append(_Read(found.delta_d, found.undetermined, values))
+        return _Read.joined(parts)
 
 
 def rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:

@@ -15,20 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from deltad.dumps import batch_tokens, scalar_tokens
+from deltad.dumps import batch_tokens, check_batch, part_batches, scalar_tokens
 from deltad.masks import NONE, Criterion, CriterionError, Tokens
 from deltad.weights import WEIGHTS, Weight
 
-from .counting import (
-    Decided,
-    Decider,
-    Judged,
-    Progress,
-    checked_batches,
-    columns_for,
-    decisions,
-    outside_of,
-)
+from .blocks import unknown_rows, where_recorded
+from .counting import Decided, Decider, Judged, columns_for, decisions, outside_of
+from .engine import Engine, Progress, Span, read_arms
+from .kernel import require_outside
 from .question import (
     BOTH,
     OWN,
@@ -39,10 +33,12 @@ from .question import (
     decider,
     unjudged,
 )
-from .rates import BaseRate, RateTable, SeedRates, ratio
+from .rates import BaseRate, RateTable, SeedRates
 from .result import Result
+from .screening import BLOCK_ROWS
 from .shares import Share
 from .statistics import Paired, compare_paired, holm
+from .tables import recorded_share, unlike_weights
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,8 +65,8 @@ class Compared:
         Σ weight / tokens outside: a criterion weighs 1 where it keeps.
     outside, disagreement : Share
         Tokens whose sign of ΔD it foretold, of all outside and of those that exactly one of it
-        and the baseline masks; over nothing under `own`, where a masked token has no update of
-        its own to be judged by.
+        and the baseline masks, as far as ΔD is determined; over nothing under `own`, where a
+        masked token has no update of its own to be judged by.
     table : RateTable
         It against the baseline, as `rate_table` counts them.
     """
@@ -86,13 +82,13 @@ class Compared:
     def contracting(self) -> Paired:
         """Its contracting fraction against the baseline's within seeds.
 
-        Σ contracting / Σ kept of a seed's disagreement tokens; seeds in which one of the two
-        keeps none take no part.
+        Σ contracting / Σ (kept − undetermined) of a seed's disagreement tokens; seeds in which
+        one of the two has none take no part.
         """
         seeds = self.table.seeds
         return compare_paired(
-            [ratio(seed.criterion.contracting, seed.criterion.kept) for seed in seeds],
-            [ratio(seed.baseline.contracting, seed.baseline.kept) for seed in seeds],
+            [seed.criterion.contracting_fraction for seed in seeds],
+            [seed.baseline.contracting_fraction for seed in seeds],
             bootstrap_seed=self.table.bootstrap_seed,
         )
 
@@ -197,6 +193,7 @@ def compare(
     *,
     bootstrap_seed: int = 0,
     progress: Progress | None = None,
+    engine: Engine | None = None,
 ) -> Comparison:
     """Compare criteria with a baseline, reading the dump once for all of them.
 
@@ -213,7 +210,9 @@ def compare(
     bootstrap_seed : int
         Seed of the intervals' random numbers.
     progress : callable, optional
-        Told the number of rows of every block read.
+        Told the number of rows of every span of the dump that is done.
+    engine : Engine, optional
+        Where to count: by default on the cores of this machine.
 
     Returns
     -------
@@ -230,9 +229,13 @@ def compare(
     resolved, refused = comparable(dump, question or Question(), criteria, needs=("pre",))
     names = list(resolved)
     base = resolved[names[0]]
-    deciders = [decider(name) for name in names]
     arms = arms_of(resolved)
     without_delta = unjudged(dump, arms)
+    require_outside(dump, arms)
+    reader = _Reader(base.question, tuple(names), post=not without_delta)
+    parts = read_arms(reader, dump, arms, engine=engine, progress=progress)
+    read = {key: _Read.joined(each) for key, each in parts.items()}
+    weighted = unlike_weights(each.decided.pair(0, 0) for each in read.values())
     rates: list[list[SeedRates]] = [[] for _ in names]
     shares: list[list[list[tuple[float, float]]]] = [[[], [], []] for _ in names]
     masked = np.zeros((len(PLACES), len(names)), dtype=np.int64)
@@ -240,21 +243,23 @@ def compare(
     rows = 0
     for seed in dump.seeds(base.baseline_arm):
         rows += dump.rows(base.baseline_arm, seed)
-        read = {
-            arm: _read(dump, arm, seed, base.question, deciders, progress, post=not without_delta)
-            for arm in arms
-        }
-        decided, elsewhere, weights = read[base.baseline_arm]
-        masked += np.stack([np.count_nonzero(~decided.keep, axis=1), *elsewhere])
-        alike += np.count_nonzero(decided.keep[:, None] == decided.keep[None], axis=2)
+        here = read[base.baseline_arm, seed]
+        decided = here.decided
+        keep = decided.judged.keep
+        masked += np.stack([np.count_nonzero(~keep, axis=1), *here.elsewhere])
+        alike += np.count_nonzero(keep[:, None] == keep[None], axis=2)
         for at, each in enumerate(resolved.values()):
-            mine = read[each.criterion_arm][0]
-            rates[at].append(SeedRates.of(seed, mine.pair(at, 0), decided.pair(at, 0)))
-            right = mine.foretold(at)
-            apart = mine.keep[at] != mine.keep[0]
-            shares[at][0].append((float(weights[at]), decided.keep.shape[1]))
-            shares[at][1].append((int(right.sum()), len(right)))
+            mine = read[each.criterion_arm, seed].decided
+            rates[at].append(
+                SeedRates.of(seed, mine.pair(at, 0), decided.pair(at, 0), weighted=weighted)
+            )
+            clear = ~mine.judged.undetermined
+            right = mine.foretold(at) & clear
+            apart = (mine.judged.keep[at] != mine.judged.keep[0]) & clear
+            shares[at][0].append((float(here.weights[at]), keep.shape[1]))
+            shares[at][1].append((int(right.sum()), int(clear.sum())))
             shares[at][2].append((int(right[apart].sum()), int(apart.sum())))
+    share = recorded_share(dump)
     unknown = bool(without_delta) or base.question.protocol == OWN
     found = []
     for at, each in enumerate(resolved.values()):
@@ -267,7 +272,7 @@ def compare(
                 weight=weight,
                 outside=nothing if unknown else outside,
                 disagreement=nothing if unknown else disagreement,
-                table=RateTable(each.question, tuple(rates[at]), bootstrap_seed),
+                table=RateTable(each.question, tuple(rates[at]), bootstrap_seed, share),
             )
         )
     return Comparison(
@@ -345,46 +350,81 @@ def _of_family(divergence: str) -> list[str]:
     ]
 
 
-def _read(
-    dump: Dump,
-    arm: str,
-    seed: int,
-    region: Question,
-    deciders: Sequence[Decider],
-    progress: Progress | None,
-    *,
-    post: bool,
-) -> tuple[Decided, NDArray[np.int64], NDArray[np.float64]]:
-    """One seed of one arm: tokens outside, masked counts elsewhere (2, criterion), Σ weight."""
-    without_vectors = 0
-    blocks: list[Judged] = []
-    elsewhere = np.zeros((2, len(deciders)), dtype=np.int64)
-    weights = np.zeros(len(deciders))
-    for batch, metadata in checked_batches(
-        dump, arm, seed, columns_for(*deciders, post=post), progress=progress
-    ):
-        bare = len(batch) - int(np.count_nonzero(batch.vectors))
-        without_vectors += bare
-        if bare:
-            tokens = scalar_tokens(batch)
-            everywhere = np.ones(bare, dtype=np.bool_)
-            elsewhere[1] += [_masks(each, tokens, region, everywhere) for each in deciders]
-        if bare == len(batch):
-            continue
-        tokens = batch_tokens(batch, metadata)
-        inside = tokens.divergence(region.divergence) <= region.threshold
-        elsewhere[0] += [_masks(each, tokens, region, inside) for each in deciders]
-        found = outside_of(batch, metadata, region, tokens=tokens)
-        if found is None:
-            continue
-        keep = decisions(found.tokens, region, deciders)
-        blocks.append((found.delta_d, keep))
-        weights += [
-            float(each.compute(found.tokens).sum()) if isinstance(each, Weight) else kept.sum()
-            for each, kept in zip(deciders, keep, strict=True)
-        ]
-    seen = dump.rows_seen(arm, seed)
-    return Decided.of(seen, without_vectors, blocks, len(deciders)), elsewhere, weights
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """What a span, or a seed of an arm, holds about all criteria.
+
+    Attributes
+    ----------
+    decided : Decided
+        The tokens outside.
+    elsewhere : ndarray of int, shape (2, criterion)
+        Tokens masked inside, and among the rows whose D is unknown. Rows that have no vectors
+        since they lie near 0 are inside.
+    weights : ndarray of float64, shape (criterion,)
+        Σ weight of the tokens outside.
+    """
+
+    decided: Decided
+    elsewhere: NDArray[np.int64]
+    weights: NDArray[np.float64]
+
+    @classmethod
+    def joined(cls, parts: Sequence[_Read]) -> _Read:
+        """Add up spans, in their order."""
+        criteria = len(parts[0].weights)
+        return cls(
+            Decided.joined([each.decided for each in parts], criteria),
+            np.sum([each.elsewhere for each in parts], axis=0),
+            np.sum([each.weights for each in parts], axis=0),
+        )
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads a span for some criteria, by name; may be pickled."""
+
+    region: Question
+    names: tuple[str, ...]
+    post: bool
+
+    def __call__(self, span: Span) -> _Read:
+        """Decide about every row of the span."""
+        region, deciders = self.region, [decider(name) for name in self.names]
+        metadata = span.part.metadata
+        unknown = 0
+        blocks: list[Judged] = []
+        elsewhere = np.zeros((2, len(deciders)), dtype=np.int64)
+        weights = np.zeros(len(deciders))
+        columns = where_recorded(span, columns_for(*deciders, post=self.post))
+        for batch in part_batches(
+            span.part, columns=columns, batch_rows=BLOCK_ROWS, groups=span.groups
+        ):
+            check_batch(batch, metadata, columns)
+            unknown += unknown_rows(batch, metadata)
+            bare = len(batch) - int(np.count_nonzero(batch.vectors))
+            if bare:
+                tokens = scalar_tokens(batch)
+                everywhere = np.ones(bare, dtype=np.bool_)
+                elsewhere[0 if metadata.near else 1] += [
+                    _masks(each, tokens, region, everywhere) for each in deciders
+                ]
+            if bare == len(batch):
+                continue
+            tokens = batch_tokens(batch, metadata)
+            inside = tokens.divergence(region.divergence) <= region.threshold
+            elsewhere[0] += [_masks(each, tokens, region, inside) for each in deciders]
+            found = outside_of(batch, metadata, region, tokens=tokens)
+            if found is None:
+                continue
+            keep = decisions(found.tokens, region, deciders)
+            blocks.append(Judged.of(found, keep))
+            weights += [
+                float(each.compute(found.tokens).sum()) if isinstance(each, Weight) else kept.sum()
+                for each, kept in zip(deciders, keep, strict=True)
+            ]
+        judged = Judged.joined(blocks, len(deciders))
+        return _Read(Decided(span.rows_seen, unknown, judged), elsewhere, weights)
 
 
 def _masks(each: Decider, tokens: Tokens, region: Question, rows: NDArray[np.bool_]) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,22 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .bins import UNKNOWN, bin_of, interval_label, quantile_edges
+from .blocks import outside_blocks
 from .comparison import arms_of, comparable
 from .conditions import CONDITIONS, Condition, check_condition, conditions_named
-from .counting import (
-    Decided,
-    Judged,
-    Progress,
-    checked_batches,
-    columns_for,
-    decisions,
-    outside_of,
-)
-from .question import OWN, Question, QuestionError, Resolved
+from .counting import Decided, Judged, columns_for, decisions
+from .engine import Engine, Progress, Span, read_arms
+from .kernel import require_outside
+from .question import OWN, Question, QuestionError, Resolved, decider
 from .rates import RateTable, SeedRates
-from .responses import read_responses
+from .responses import Responses, read_responses
 from .result import Result
 from .shares import Share
+from .tables import recorded_share, unlike_weights
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,7 +47,8 @@ class Part:
     criterion : str
         Whose decisions.
     accuracy : Share
-        Tokens of the bin whose sign of ΔD it foretold; over nothing under `own`.
+        Tokens of the bin whose sign of ΔD it foretold, as far as that is determined; over nothing
+        under `own`.
     table : RateTable
         It against the baseline on the bin's tokens; `tokens` are those of all bins.
     """
@@ -135,6 +132,7 @@ def condition_table(
     bins: int = DEFAULT_BINS,
     bootstrap_seed: int = 0,
     progress: Progress | None = None,
+    engine: Engine | None = None,
 ) -> ConditionTable:
     """Count the tokens outside apart, by conditions.
 
@@ -153,7 +151,9 @@ def condition_table(
     bootstrap_seed : int
         Seed of the intervals' random numbers.
     progress : callable, optional
-        Told the number of rows of every block read.
+        Told the number of rows of every span of the dump that is done.
+    engine : Engine, optional
+        Where to read: by default on the cores of this machine.
 
     Returns
     -------
@@ -179,23 +179,38 @@ def condition_table(
             check_condition(dump, arm, condition)
     base = next(iter(resolved.values()))
     seeds = dump.seeds(base.baseline_arm)
-    read = [
-        {arm: _read(dump, arm, seed, resolved, conditions, progress) for arm in arms}
-        for seed in seeds
-    ]
+    require_outside(dump, arms)
+    reader = _Reader(
+        replace(base.question, protocol=""),
+        tuple(each.question.criterion for each in resolved.values()),
+        tuple(each.name for each in conditions),
+        {
+            (arm, seed): read_responses(dump, arm, seed)
+            for arm in arms
+            for seed in seeds
+            if any(each.responses for each in conditions)
+        },
+    )
+    spans = read_arms(reader, dump, arms, engine=engine, progress=progress)
+    joined = {key: _Read.joined(some) for key, some in spans.items()}
+    read = [{arm: joined[arm, seed] for arm in arms} for seed in seeds]
+    judging = _Judging(
+        seeds,
+        bootstrap_seed,
+        recorded_share(dump),
+        unlike_weights(each.decided.pair(0, 0) for each in joined.values()),
+    )
     parts: list[Part] = []
     for place, condition in enumerate(conditions):
-        binning = _Binning.of(condition, [seed[base.baseline_arm][1][place] for seed in read], bins)
+        known = [seed[base.baseline_arm].values[place] for seed in read]
+        binning = _Binning.of(condition, known, bins)
         placed = [
-            {
-                arm: (decided, binning.place(values[place]))
-                for arm, (decided, values) in seed.items()
-            }
+            {arm: (each.decided, binning.place(each.values[place])) for arm, each in seed.items()}
             for seed in read
         ]
         for at, (label, low, high) in binning.bins.items():
             for row, (name, each) in enumerate(resolved.items()):
-                table, accuracy = _judge(each, row, at, seeds, placed, bootstrap_seed)
+                table, accuracy = judging.judge(each, row, at, placed)
                 parts.append(Part(condition.name, label, low, high, name, accuracy, table))
     return ConditionTable(
         base.question, conditions, tuple(resolved), tuple(parts), bins, bootstrap_seed
@@ -232,58 +247,85 @@ class _Binning:
         return values.astype(np.intp) if self.edges is None else bin_of(values, self.edges)
 
 
-def _read(
-    dump: Dump,
-    arm: str,
-    seed: int,
-    resolved: dict[str, Resolved],
-    conditions: Sequence[Condition],
-    progress: Progress | None,
-) -> tuple[Decided, list[NDArray[Any]]]:
-    """The tokens outside of one seed of one arm, and their value of every condition."""
-    deciders = [each.criterion for each in resolved.values()]
-    region = next(iter(resolved.values())).question
-    columns = dict.fromkeys(column for each in conditions for column in each.columns)
-    whole = any(each.responses for each in conditions)
-    responses = read_responses(dump, arm, seed) if whole else None
-    without_vectors = 0
-    blocks: list[Judged] = []
-    values: list[list[NDArray[Any]]] = [[np.empty(0)] for _ in conditions]
-    for batch, metadata in checked_batches(
-        dump, arm, seed, [*columns_for(*deciders), *columns], progress=progress
-    ):
-        without_vectors += int(np.count_nonzero(~batch.vectors))
-        found = outside_of(batch, metadata, region)
-        if found is not None:
-            blocks.append((found.delta_d, decisions(found.tokens, region, deciders)))
-            for known, each in zip(values, conditions, strict=True):
-                known.append(each.values(found, responses))
-    decided = Decided.of(dump.rows_seen(arm, seed), without_vectors, blocks, len(deciders))
-    return decided, [np.concatenate(known) for known in values]
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """The tokens outside of a span, or of a seed, and their value of every condition."""
+
+    decided: Decided
+    values: list[NDArray[Any]]
+
+    @classmethod
+    def joined(cls, parts: Sequence[_Read]) -> _Read:
+        """Join spans in their order."""
+        criteria = len(parts[0].decided.judged.keep)
+        return cls(
+            Decided.joined([each.decided for each in parts], criteria),
+            [
+                np.concatenate(values)
+                for values in zip(*(each.values for each in parts), strict=True)
+            ],
+        )
 
 
-def _judge(
-    each: Resolved,
-    row: int,
-    at: int,
-    seeds: Sequence[int],
-    placed: list[dict[str, tuple[Decided, NDArray[np.intp]]]],
-    bootstrap_seed: int,
-) -> tuple[RateTable, Share]:
-    """One criterion against the baseline on the tokens of one bin."""
-    rates: list[SeedRates] = []
-    right: list[int] = []
-    judged: list[int] = []
-    own = each.question.protocol == OWN
-    for seed, arms in zip(seeds, placed, strict=True):
-        (ours, here), (theirs, there) = (
-            arms[arm] for arm in (each.criterion_arm, each.baseline_arm)
+@dataclass(frozen=True)
+class _Reader:
+    """Reads a span, criteria and conditions by name; may be pickled."""
+
+    region: Question
+    criteria: tuple[str, ...]
+    conditions: tuple[str, ...]
+    responses: Mapping[tuple[str, int], Responses] = field(default_factory=dict)
+
+    def __call__(self, span: Span) -> _Read:
+        """Decide about every token outside, and find its values."""
+        deciders = [decider(name) for name in self.criteria]
+        conditions = conditions_named(self.conditions)
+        columns = dict.fromkeys(column for each in conditions for column in each.columns)
+        responses = self.responses.get((span.part.arm, span.part.seed))
+        unknown = 0
+        blocks: list[Judged] = []
+        values: list[list[NDArray[Any]]] = [[np.empty(0)] for _ in conditions]
+        for block in outside_blocks(span, self.region, [*columns_for(*deciders), *columns]):
+            unknown += block.unknown
+            if (found := block.found) is not None:
+                blocks.append(Judged.of(found, decisions(found.tokens, self.region, deciders)))
+                for known, each in zip(values, conditions, strict=True):
+                    known.append(each.values(found, responses))
+        judged = Judged.joined(blocks, len(deciders))
+        return _Read(
+            Decided(span.rows_seen, unknown, judged), [np.concatenate(known) for known in values]
         )
-        rates.append(
-            SeedRates.of(seed, ours.pair(row, 0, here == at), theirs.pair(row, 0, there == at))
-        )
-        foretold = ours.foretold(row)[here == at]
-        right.append(0 if own else int(foretold.sum()))
-        judged.append(0 if own else len(foretold))
-    table = RateTable(each.question, tuple(rates), bootstrap_seed)
-    return table, Share.of(right, judged, bootstrap_seed)
+
+
+@dataclass(frozen=True)
+class _Judging:
+    """Judges criteria on the tokens of one bin after the other."""
+
+    seeds: Sequence[int]
+    bootstrap_seed: int
+    share: float
+    weighted: bool
+
+    def judge(
+        self,
+        each: Resolved,
+        row: int,
+        at: int,
+        placed: list[dict[str, tuple[Decided, NDArray[np.intp]]]],
+    ) -> tuple[RateTable, Share]:
+        """One criterion against the baseline on the tokens of one bin."""
+        rates: list[SeedRates] = []
+        right: list[int] = []
+        judged: list[int] = []
+        own = each.question.protocol == OWN
+        for seed, arms in zip(self.seeds, placed, strict=True):
+            (ours, here), (theirs, there) = (
+                arms[arm] for arm in (each.criterion_arm, each.baseline_arm)
+            )
+            pairs = (ours.pair(row, 0, here == at), theirs.pair(row, 0, there == at))
+            rates.append(SeedRates.of(seed, *pairs, weighted=self.weighted))
+            clear = (here == at) & ~ours.judged.undetermined
+            right.append(0 if own else int(np.count_nonzero(ours.foretold(row) & clear)))
+            judged.append(0 if own else int(np.count_nonzero(clear)))
+        table = RateTable(each.question, tuple(rates), self.bootstrap_seed, self.share)
+        return table, Share.of(right, judged, self.bootstrap_seed)

@@ -1,4 +1,4 @@
-"""The kernel that counts: NumPy over blocks of a dump, one arm and one seed at a time.
+"""What is counted: the tokens of a block outside a region, decisions about them, their tallies.
 
 Most tokens lie inside the region, so a block is judged in two steps: D before the update for
 every token, then decisions and D after it only for those outside.
@@ -6,7 +6,8 @@ every token, then decisions and D after it only for those outside.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import math
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -19,10 +20,8 @@ from deltad.masks import Tokens
 if TYPE_CHECKING:
     from deltad.dumps import Batch, Dump, Metadata
 
-    from .question import Question, Resolved
-
-Progress = Callable[[int], None]
-"""Called with the number of rows just read."""
+    from .engine import Progress
+    from .question import Question
 
 BATCH_ROWS: Final = 4_096
 """Rows judged at once: a top-20 block of float64 (0.7 MB) stays in a core's cache, which makes
@@ -40,6 +39,11 @@ VALUE_COLUMNS: Final = (
     "topk_post_logprobs",
 )
 """What D before and after the update and every criterion's common part are made of."""
+
+NOISE: Final = "delta_d_noise"
+WEIGHT: Final = "weight"
+WHERE_RECORDED: Final = (NOISE, WEIGHT)
+"""Read along wherever a file has them."""
 
 _POST: Final = frozenset(READINGS["post"])
 
@@ -79,35 +83,173 @@ class Outside:
     d_pre: NDArray[np.float64]
     delta_d: NDArray[np.float64]
 
+    @property
+    def noise(self) -> NDArray[np.float64]:
+        """Bound on the error of ΔD, shape (token,); NaN where none was recorded."""
+        return self._column(NOISE, np.nan)
 
-Judged = tuple[NDArray[np.float64], NDArray[np.bool_]]
-"""ΔD of some tokens outside, shape (token,), and decisions about them, (criterion, token)."""
+    @property
+    def weight(self) -> NDArray[np.float64]:
+        """Tokens that each stands for, shape (token,)."""
+        return self._column(WEIGHT, 1.0)
+
+    @property
+    def undetermined(self) -> NDArray[np.bool_]:
+        """Where |ΔD| is below the bound on its error, shape (token,)."""
+        with np.errstate(invalid="ignore"):
+            return np.asarray(np.abs(self.delta_d) < self.noise)
+
+    def _column(self, name: str, otherwise: float) -> NDArray[np.float64]:
+        """An optional column in float64, or one number for all."""
+        if name not in self.batch.columns:
+            return np.full(len(self.delta_d), otherwise)
+        return self.batch[name].astype(np.float64)
 
 
 @dataclass(frozen=True, eq=False)
-class ArmCounts:
-    """What one seed of one arm holds about a pair of criteria.
+class Judged:
+    """Some tokens outside the region, with every decision about them.
+
+    Attributes
+    ----------
+    delta_d : ndarray of float64, shape (token,)
+        ΔD: nats for KL, a probability for TV.
+    keep : ndarray of bool, shape (criterion, token)
+        True where a criterion lets the gradient pass.
+    undetermined : ndarray of bool, shape (token,)
+        Where |ΔD| is below the bound on its error.
+    bounded : ndarray of bool, shape (token,)
+        Where that bound was recorded.
+    weight : ndarray of float64, shape (token,)
+        Tokens that each stands for; 1 where all sequences were recorded.
+    """
+
+    delta_d: NDArray[np.float64]
+    keep: NDArray[np.bool_]
+    undetermined: NDArray[np.bool_]
+    bounded: NDArray[np.bool_]
+    weight: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, found: Outside, keep: NDArray[np.bool_]) -> Judged:
+        """Put decisions beside the tokens that they are about."""
+        return cls(found.delta_d, keep, found.undetermined, ~np.isnan(found.noise), found.weight)
+
+    @classmethod
+    def joined(cls, blocks: Sequence[Judged], criteria: int) -> Judged:
+        """Join blocks in their order."""
+        return cls(
+            np.concatenate([np.empty(0), *(each.delta_d for each in blocks)]),
+            np.concatenate([_none((criteria, 0)), *(each.keep for each in blocks)], axis=1),
+            np.concatenate([_none(0), *(each.undetermined for each in blocks)]),
+            np.concatenate([_none(0), *(each.bounded for each in blocks)]),
+            np.concatenate([np.empty(0), *(each.weight for each in blocks)]),
+        )
+
+    def __getitem__(self, rows: NDArray[np.bool_] | slice) -> Judged:
+        """Some of the tokens."""
+        return Judged(
+            self.delta_d[rows],
+            self.keep[:, rows],
+            self.undetermined[rows],
+            self.bounded[rows],
+            self.weight[rows],
+        )
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Tokens by what the update did to their D.
 
     Attributes
     ----------
     tokens : int
-        Σ `rows_seen` over the seed's files, stored or not.
+        All of them.
+    increase : int or None
+        Those with ΔD > 0; None where it is not known of all.
+    undetermined : int
+        Those whose ΔD is below the bound on its error; neither increase nor decrease.
+    bounded : int
+        Those with such a bound.
+    weights : tuple of float
+        Σ weight of the tokens whose ΔD is determined, and of those of them with ΔD > 0.
+    extremes : tuple of float
+        Least and largest weight of all of them; ∞ and −∞ without any.
+    """
+
+    tokens: int
+    increase: int | None
+    undetermined: int = 0
+    bounded: int = 0
+    weights: tuple[float, float] = (0.0, 0.0)
+    extremes: tuple[float, float] = (math.inf, -math.inf)
+
+    @classmethod
+    def of(cls, judged: Judged) -> Tally:
+        """Count some tokens."""
+        determined = ~judged.undetermined
+        up = determined & (judged.delta_d > 0)
+        return cls(
+            len(up),
+            int(np.count_nonzero(up)),
+            int(np.count_nonzero(judged.undetermined)),
+            int(np.count_nonzero(judged.bounded)),
+            (float(judged.weight[determined].sum()), float(judged.weight[up].sum())),
+            (float(judged.weight.min()), float(judged.weight.max()))
+            if len(up)
+            else (math.inf, -math.inf),
+        )
+
+    def __add__(self, other: Tally) -> Tally:
+        """Count both together."""
+        known = self.increase is not None and other.increase is not None
+        return Tally(
+            self.tokens + other.tokens,
+            (self.increase or 0) + (other.increase or 0) if known else None,
+            self.undetermined + other.undetermined,
+            self.bounded + other.bounded,
+            (self.weights[0] + other.weights[0], self.weights[1] + other.weights[1]),
+            (
+                min(self.extremes[0], other.extremes[0]),
+                max(self.extremes[1], other.extremes[1]),
+            ),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ArmCounts:
+    """What one seed of one arm, or a span of it, holds about a pair of criteria.
+
+    Attributes
+    ----------
+    tokens : int
+        Σ `rows_seen` over the files, stored or not.
     without_vectors : int
-        Rows stored without top-K vectors; their D is unknown and they are never outside.
-    outside, outside_increase : int
-        Tokens with D > δ before the update; of these, those with ΔD > 0.
-    disagreement_deltas : ndarray of float64, shape (token,)
-        ΔD in nats (KL) of the tokens outside that exactly one of the two criteria masks.
-    kept_by_criterion : ndarray of bool, shape (token,)
-        Of those, the ones that the criterion keeps; the baseline keeps all others.
+        Rows whose D is unknown, since they were stored without top-K vectors; never outside.
+    outside : Tally
+        Tokens with D > δ before the update.
+    disagreement : Judged
+        The tokens outside that exactly one of the two criteria masks; `keep` is of the
+        criterion alone, and the baseline keeps all others.
     """
 
     tokens: int
     without_vectors: int
-    outside: int
-    outside_increase: int
-    disagreement_deltas: NDArray[np.float64]
-    kept_by_criterion: NDArray[np.bool_]
+    outside: Tally
+    disagreement: Judged
+
+    @classmethod
+    def joined(cls, parts: Sequence[ArmCounts]) -> ArmCounts:
+        """Add up the spans of a seed, in their order."""
+        outside = Tally(0, 0)
+        for part in parts:
+            outside += part.outside
+        return cls(
+            sum(part.tokens for part in parts),
+            sum(part.without_vectors for part in parts),
+            outside,
+            Judged.joined([part.disagreement for part in parts], 1),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,90 +261,56 @@ class Decided:
     tokens : int
         Σ `rows_seen` over the seed's files, stored or not.
     without_vectors : int
-        Rows stored without top-K vectors; their D is unknown and they are never outside.
-    delta_d : ndarray of float64, shape (token,)
-        ΔD of the tokens outside: nats for KL, a probability for TV.
-    keep : ndarray of bool, shape (criterion, token)
-        True where a criterion lets the gradient pass.
+        Rows whose D is unknown, since they were stored without top-K vectors; never outside.
+    judged : Judged
+        The tokens outside.
+    outside : int, optional
+        Their number, where only some of them were stored.
     """
 
     tokens: int
     without_vectors: int
-    delta_d: NDArray[np.float64]
-    keep: NDArray[np.bool_]
+    judged: Judged
+    outside: int | None = None
 
     @classmethod
-    def of(
-        cls, tokens: int, without_vectors: int, blocks: Sequence[Judged], criteria: int
-    ) -> Decided:
-        """Join blocks of ΔD and decisions."""
+    def joined(cls, parts: Sequence[Decided], criteria: int) -> Decided:
+        """Add up the spans of a seed, in their order."""
+        known = [part.outside for part in parts if part.outside is not None]
         return cls(
-            tokens,
-            without_vectors,
-            np.concatenate([np.empty(0), *(delta_d for delta_d, _ in blocks)]),
-            np.concatenate(
-                [np.empty((criteria, 0), dtype=np.bool_), *(keep for _, keep in blocks)], axis=1
-            ),
+            sum(part.tokens for part in parts),
+            sum(part.without_vectors for part in parts),
+            Judged.joined([part.judged for part in parts], criteria),
+            sum(known) if known else None,
         )
 
     def pair(
         self, criterion: int, baseline: int, rows: NDArray[np.bool_] | slice = slice(None)
     ) -> ArmCounts:
         """What some of the tokens say about two of the criteria, given by their places."""
-        delta_d = self.delta_d[rows]
-        ours, theirs = self.keep[criterion][rows], self.keep[baseline][rows]
-        disagree = ours != theirs
+        judged = self.judged[rows]
+        disagree = judged.keep[criterion] != judged.keep[baseline]
+        outside = Tally.of(judged)
+        if self.outside is not None:
+            outside = Tally(self.outside, None, extremes=outside.extremes)
         return ArmCounts(
-            tokens=self.tokens,
-            without_vectors=self.without_vectors,
-            outside=len(delta_d),
-            outside_increase=int(np.count_nonzero(delta_d > 0)),
-            disagreement_deltas=delta_d[disagree],
-            kept_by_criterion=ours[disagree],
+            self.tokens,
+            self.without_vectors,
+            outside,
+            replace(judged[disagree], keep=judged.keep[criterion : criterion + 1, disagree]),
         )
 
     def foretold(self, criterion: int) -> NDArray[np.bool_]:
-        """Where a criterion foretold the sign: kept and ΔD ≤ 0, or masked and ΔD > 0."""
-        return np.asarray(self.keep[criterion] == (self.delta_d <= 0))
+        """Where a criterion foretold the sign: kept and ΔD ≤ 0, or masked and ΔD > 0.
+
+        Says nothing of tokens that are undetermined.
+        """
+        return np.asarray(self.judged.keep[criterion] == (self.judged.delta_d <= 0))
 
 
-def count_arm(
-    dump: Dump, arm: str, seed: int, resolved: Resolved, *, progress: Progress | None = None
-) -> ArmCounts:
-    """Count one seed of one arm, checking every row that is read.
-
-    Parameters
-    ----------
-    dump : Dump
-        An open dump.
-    arm : str
-        Whose post columns give ΔD.
-    seed : int
-        Which repetition.
-    resolved : Resolved
-        Region and criteria; its arms are not looked at.
-    progress : callable, optional
-        Told the number of rows of every block read.
-
-    Returns
-    -------
-    ArmCounts
-        All counts 0 for a seed with nothing stored.
-
-    Raises
-    ------
-    DumpError
-        A row holds an impossible value; names file, row and column.
-    """
-    pair = (resolved.criterion, resolved.baseline)
-    without_vectors = 0
-    blocks: list[Judged] = []
-    for batch, metadata in checked_batches(dump, arm, seed, columns_for(*pair), progress=progress):
-        without_vectors += int(np.count_nonzero(~batch.vectors))
-        found = outside_of(batch, metadata, resolved.question)
-        if found is not None:
-            blocks.append((found.delta_d, decisions(found.tokens, resolved.question, pair)))
-    return Decided.of(dump.rows_seen(arm, seed), without_vectors, blocks, 2).pair(0, 1)
+def _none(shape: int | tuple[int, int]) -> NDArray[np.bool_]:
+    """No bools."""
+    return np.empty(shape, dtype=np.bool_)
 
 
 def checked_batches(

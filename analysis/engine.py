@@ -186,6 +186,52 @@ class LocalEngine:
             pool.shutdown(cancel_futures=True)
 
 
+def read_arms(
+    function: Callable[[Span], Found],
+    dump: Dump,
+    arms: Iterable[str],
+    *,
+    engine: Engine | None = None,
+    progress: Progress | None = None,
+) -> dict[tuple[str, int], list[Found]]:
+    """Apply a function to every span of some arms.
+
+    Parameters
+    ----------
+    function : callable
+        Of a span alone.
+    dump : Dump
+        An open dump.
+    arms : iterable of str
+        Which of its arms.
+    engine : Engine, optional
+        Where to run; by default on this machine's cores.
+    progress : callable, optional
+        Told the number of rows of every span that is done.
+
+    Returns
+    -------
+    dict of (arm, seed) to list
+        What the function gave, in the order of the spans.
+    """
+    spans = spans_of(dump, arms)
+
+    def tell(span: Span) -> None:
+        if progress is not None:
+            progress(span.rows)
+
+    found = (engine or LocalEngine()).map(function, spans, progress=tell)
+    return by_seed(spans, found)
+
+
+def by_seed(spans: Iterable[Span], found: Iterable[Found]) -> dict[tuple[str, int], list[Found]]:
+    """Group what spans gave by arm and seed, in the order of the spans."""
+    grouped: dict[tuple[str, int], list[Found]] = {}
+    for span, each in zip(spans, found, strict=True):
+        grouped.setdefault((span.part.arm, span.part.seed), []).append(each)
+    return grouped
+
+
 def usable_cores() -> int:
     """Cores that this process may run on."""
     try:

@@ -36,7 +36,11 @@ RATE_COLUMNS: Final[dict[str, str]] = {
             ("kept", "disagreement tokens that the {} keeps"),
             ("unsafe", "of the tokens that the {} keeps, those with ΔD > 0"),
             ("contracting", "of the tokens that the {} keeps, those with ΔD < 0"),
-            ("unsafe_keep_rate", "unsafe / kept of the {}, in [0, 1]; NaN where nothing is kept"),
+            ("undetermined", "of these, those whose ΔD is below the bound on its error"),
+            (
+                "unsafe_keep_rate",
+                "unsafe / (kept − undetermined) of the {}, in [0, 1]; NaN over nothing",
+            ),
         )
     },
 }
@@ -48,17 +52,22 @@ PROTOCOL_COLUMNS: Final[dict[str, str]] = {
     "baseline": "the criterion that it is compared with",
     "seeds": "seeds of the dump",
     "outside": "tokens with D > δ before the update, all seeds",
-    "outside_increase_rate": "share of them with ΔD > 0: the base rate",
+    "outside_increase_rate": "share of them with ΔD > 0, of those with a sign: the base rate",
+    "outside_undetermined": "of these, those whose ΔD is below the bound on its error",
     "disagreement": "tokens outside that exactly one criterion masks, all seeds",
     "disagreement_increase_rate": "share of them with ΔD > 0",
+    "disagreement_undetermined": "of these, those whose ΔD is below the bound on its error",
     **{
         f"{side}_{name}": meaning.format(side)
         for side in reversed(SIDES)
         for name, meaning in (
-            ("unsafe_keep_rate", "mean over seeds of unsafe / kept of the {}"),
+            ("unsafe_keep_rate", "mean over seeds of unsafe / (kept − undetermined) of the {}"),
             ("unsafe_keep_rate_low", "lower end of its 95 % interval"),
             ("unsafe_keep_rate_high", "upper end of its 95 % interval"),
-            ("contracting_fraction", "Σ contracting / Σ kept of the {}, pooled over seeds"),
+            (
+                "contracting_fraction",
+                "Σ contracting / Σ (kept − undetermined) of the {}, pooled over seeds",
+            ),
             ("contracting_fraction_low", "lower end of its 95 % interval"),
             ("contracting_fraction_high", "upper end of its 95 % interval"),
         )
@@ -76,8 +85,8 @@ PROTOCOL_COLUMNS: Final[dict[str, str]] = {
     **{
         f"pooled_{name}_{end}": meaning.format(share)
         for name, share in (
-            ("unsafe", "Σ unsafe / Σ kept"),
-            ("contracting", "Σ contracting / Σ kept"),
+            ("unsafe", "Σ unsafe / Σ (kept − undetermined)"),
+            ("contracting", "Σ contracting / Σ (kept − undetermined)"),
         )
         for end, meaning in (
             ("difference", "{}, criterion − baseline"),
@@ -131,7 +140,11 @@ def rate_object(table: RateTable) -> dict[str, Any]:
                     "seed": table.bootstrap_seed,
                 },
                 "base": {
-                    name: {"tokens": base.tokens, "increase_rate": base.increase_rate}
+                    name: {
+                        "tokens": base.tokens,
+                        "undetermined": None if base.increase is None else base.undetermined,
+                        "increase_rate": base.increase_rate,
+                    }
                     for name, base in (
                         ("outside", table.outside),
                         ("disagreement", table.disagreement),
@@ -140,6 +153,8 @@ def rate_object(table: RateTable) -> dict[str, Any]:
                 "tokens_per_seed": table.per_seed("tokens"),
                 "outside_per_seed": table.per_seed("outside"),
                 "disagreement_per_seed": table.per_seed("disagreement"),
+                "share_of_sequences": table.share,
+                "weighted": table.weighted,
                 **{side: _side_object(getattr(table, side)) for side in SIDES},
                 "paired": {
                     "seeds": paired.seeds,
@@ -187,7 +202,8 @@ def protocol_columns(protocols: ProtocolTable) -> dict[str, list[Any]]:
         row: list[Any] = [question.protocol, question.criterion, question.baseline]
         row.append(len(table.seeds))
         for base in (table.outside, table.disagreement):
-            row += [base.tokens, base.increase_rate]
+            unclear = math.nan if base.increase is None else base.undetermined
+            row += [base.tokens, base.increase_rate, unclear]
         for side in (table.criterion, table.baseline):
             row += [side.unsafe_keep_rate, *side.unsafe_keep_rate_ci95]
             row += [side.contracting_fraction, *side.contracting_fraction_ci95]
@@ -258,6 +274,7 @@ def _kept_object(kept: Kept) -> dict[str, Any]:
         "kept": kept.kept,
         "unsafe": kept.unsafe,
         "contracting": kept.contracting,
+        "undetermined": kept.undetermined,
         "unsafe_keep_rate": kept.unsafe_keep_rate,
     }
 

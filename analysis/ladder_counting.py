@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .counting import (
-    Decider,
-    Outside,
-    Progress,
-    checked_batches,
-    columns_for,
-    decisions,
-    outside_of,
-)
+from .blocks import outside_blocks
+from .counting import Outside, columns_for, decisions
+from .engine import Engine, Progress, Span, read_arms
+from .kernel import require_outside
 from .ladder import RUNGS, UNKNOWN, Bools, Floats, LadderTable, SeedLadder, place
 from .question import OWN, Question, QuestionError, check_columns, decider
 
@@ -31,6 +27,7 @@ def ladder_table(
     criteria: Sequence[str] = (),
     bootstrap_seed: int = 0,
     progress: Progress | None = None,
+    engine: Engine | None = None,
 ) -> LadderTable:
     """Follow the sign of ΔD from a token's own logits to the realized step.
 
@@ -45,7 +42,9 @@ def ladder_table(
     bootstrap_seed : int
         Of the intervals' random numbers.
     progress : callable, optional
-        Told the number of rows of every block read.
+        Told the number of rows of every span of the dump that is done.
+    engine : Engine, optional
+        Where to read: by default on the cores of this machine.
 
     Returns
     -------
@@ -81,11 +80,18 @@ def ladder_table(
     ]
     if "logits" not in missing:
         columns.append("pre_collision")
+    require_outside(dump, [arm])
+    reader = _Reader(
+        replace(resolved.question, protocol=""),
+        names,
+        tuple(dict.fromkeys(columns)),
+        recorded,
+        tuple(missing),
+    )
+    spans = read_arms(reader, dump, [arm], engine=engine, progress=progress)
     seeds = tuple(
-        _seed(dump, arm, seed, resolved.question, deciders, list(dict.fromkeys(columns)), recorded,
-              missing, progress)
-        for seed in dump.seeds(arm)
-    )  # fmt: skip
+        _seed(seed, dump.rows_seen(arm, seed), parts) for (_, seed), parts in sorted(spans.items())
+    )
     for rung in RUNGS:
         if rung.name not in missing and all(
             (seed.grows[place(rung.name)] == UNKNOWN).all() for seed in seeds
@@ -126,47 +132,79 @@ def _followed(metadata: Metadata) -> str:
     return str(named or metadata.update.get("divergence") or "kl")
 
 
-def _seed(
-    dump: Dump,
-    arm: str,
-    seed: int,
-    question: Question,
-    deciders: Sequence[Decider],
-    columns: Sequence[str],
-    recorded: Mapping[str, Any],
-    missing: Mapping[str, str],
-    progress: Progress | None,
-) -> SeedLadder:
-    """Judge the tokens outside of one seed."""
-    grows: list[NDArray[np.int8]] = [np.empty((len(RUNGS), 0), np.int8)]
-    keep: list[Bools] = [np.empty((len(deciders), 0), np.bool_)]
-    strata: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
-    for batch, metadata in checked_batches(dump, arm, seed, columns, progress=progress):
-        found = outside_of(batch, metadata, question)
-        if found is not None:
-            grows.append(_grows(found, question, missing))
-            keep.append(decisions(found.tokens, question, deciders))
-            strata.append(_strata(found, recorded))
-    up, kept = np.concatenate(grows, axis=1), np.concatenate(keep, axis=1)
-    measured = up[place("own")] != UNKNOWN
-    return SeedLadder(
-        seed=seed,
-        tokens=dump.rows_seen(arm, seed),
-        grows=up,
-        masks=~kept,
-        disagreement=kept[0] != kept[min(1, len(kept) - 1)],  # none where both are one criterion
-        weight=_weights(np.concatenate(strata), measured),
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """The tokens outside of a span: signs by rung, decisions, and how each was sampled."""
+
+    grows: NDArray[np.int8]
+    keep: Bools
+    strata: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads a span, criteria by name; may be pickled."""
+
+    question: Question
+    criteria: tuple[str, ...]
+    columns: tuple[str, ...]
+    recorded: Mapping[str, Any]
+    missing: tuple[str, ...]
+
+    def __call__(self, span: Span) -> _Read:
+        """Judge the tokens outside."""
+        deciders = [decider(name) for name in self.criteria]
+        parts = [
+            _Read(
+                np.empty((len(RUNGS), 0), np.int8),
+                np.empty((len(deciders), 0), np.bool_),
+                np.empty(0, np.int64),
+            )
+        ]
+        for block in outside_blocks(span, self.question, self.columns):
+            if (found := block.found) is not None:
+                parts.append(
+                    _Read(
+                        _grows(found, self.question, self.missing),
+                        decisions(found.tokens, self.question, deciders),
+                        _strata(found, self.recorded),
+                    )
+                )
+        return _join(parts)
+
+
+def _join(parts: Sequence[_Read]) -> _Read:
+    """Join what was read, in its order."""
+    return _Read(
+        np.concatenate([each.grows for each in parts], axis=1),
+        np.concatenate([each.keep for each in parts], axis=1),
+        np.concatenate([each.strata for each in parts]),
     )
 
 
-def _grows(found: Outside, question: Question, missing: Mapping[str, str]) -> NDArray[np.int8]:
+def _seed(seed: int, tokens: int, parts: Sequence[_Read]) -> SeedLadder:
+    """Put one seed's spans together."""
+    read = _join(parts)
+    measured = read.grows[place("own")] != UNKNOWN
+    return SeedLadder(
+        seed=seed,
+        tokens=tokens,
+        grows=read.grows,
+        masks=~read.keep,
+        # None where both are one criterion.
+        disagreement=read.keep[0] != read.keep[min(1, len(read.keep) - 1)],
+        weight=_weights(read.strata, measured),
+    )
+
+
+def _grows(found: Outside, question: Question, missing: Sequence[str]) -> NDArray[np.int8]:
     """Sign of ΔD of every token on every rung, shape (rung, token)."""
     rows = np.full((len(RUNGS), len(found.delta_d)), UNKNOWN, np.int8)
     for at, rung in enumerate(RUNGS):
         if rung.name in missing:
             continue
         if rung.name == "realized":
-            values = found.delta_d
+            values = np.where(found.undetermined, np.nan, found.delta_d)
         elif rung.name == "logits":
             direction = found.tokens.direction(question.divergence, "exact").total
             values = np.asarray(found.tokens.advantage * direction)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .counting import Progress, checked_batches
+from .counting import checked_batches
+from .engine import Progress
 
 if TYPE_CHECKING:
     from deltad.dumps import Dump
@@ -107,14 +108,17 @@ def read_responses(
     Returns
     -------
     Responses
-        All unknown but for first positions where the dump stores only some tokens.
+        All unknown but for first positions where the dump stores only some tokens or sequences.
 
     Raises
     ------
     DumpError
         A row holds an impossible value.
     """
-    whole = all(part.metadata.stored_above is None for part in dump.files(arm, seed))
+    whole = all(
+        part.metadata.stored_above is None and part.metadata.sampling is None
+        for part in dump.files(arm, seed)
+    )
     blocks = [np.empty((0, len(COLUMNS)), dtype=np.int64)]
     if whole:
         for batch, _ in checked_batches(dump, arm, seed, COLUMNS, progress=progress):

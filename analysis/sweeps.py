@@ -6,28 +6,33 @@ counts it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from deltad.dumps import check_batch, part_batches
 from deltad.dumps.columns import VECTORS
 
-from .counting import (
-    Decided,
-    Judged,
-    Outside,
-    Progress,
-    checked_batches,
-    columns_for,
-    decisions,
-    outside_of,
+from .blocks import outside_blocks, unknown_rows, where_recorded
+from .counting import Decided, Judged, Outside, columns_for, decisions, outside_of
+from .engine import Engine, Progress, Span, read_arms
+from .kernel import require_outside
+from .question import (
+    OWN,
+    Question,
+    QuestionError,
+    Resolved,
+    answerable_protocols,
+    decider,
+    unjudged,
 )
-from .question import OWN, Question, QuestionError, Resolved, answerable_protocols, unjudged
 from .rates import SIDES, RateTable, SeedRates
 from .result import Result
+from .screening import BLOCK_ROWS
 from .shares import Share
+from .tables import recorded_share, unlike_weights
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,7 +64,8 @@ class Point:
     table : RateTable
         The pair of criteria there, as `rate_table` counts it.
     accuracy : dict of str to Share
-        Tokens outside whose sign of ΔD each side foretold, by `SIDES`; over nothing under
+        Tokens outside whose sign of ΔD each side foretold, by `SIDES`, as far as ΔD is
+        determined; over nothing under
         `own`, where a masked token has no update of its own to be judged by.
     """
 
@@ -137,6 +143,7 @@ def sweep(
     values: Sequence[float | str] = (),
     bootstrap_seed: int = 0,
     progress: Progress | None = None,
+    engine: Engine | None = None,
 ) -> Sweep:
     """Ask one question at many points, reading the dump once.
 
@@ -156,7 +163,9 @@ def sweep(
     bootstrap_seed : int
         Seed of the intervals' random numbers.
     progress : callable, optional
-        Told the number of rows of every block read.
+        Told the number of rows of every span of the dump that is done.
+    engine : Engine, optional
+        Where to count: by default on the cores of this machine.
 
     Returns
     -------
@@ -176,9 +185,8 @@ def sweep(
     if over == TOP_K:
         known = question.resolve(dump, needs=("pre",))
         ks = _top_ks(dump, values)
-        return _collect(
-            dump, over, {k: known for k in ks}, {}, known.question, bootstrap_seed, progress
-        )
+        points: dict[float | str, Resolved] = {k: known for k in ks}
+        return _collect(dump, over, points, {}, known.question, bootstrap_seed, progress, engine)
     if over == PROTOCOL:
         found, refused = _protocols(dump, question, [str(value) for value in values])
         asked: dict[float | str, Question] = {
@@ -199,46 +207,57 @@ def sweep(
             f"{next(iter(refused.values()))}"
         )
     common = next(iter(resolved.values())).question
-    return _collect(dump, over, resolved, refused, common, bootstrap_seed, progress)
+    return _collect(dump, over, resolved, refused, common, bootstrap_seed, progress, engine)
 
 
 def _collect(
     dump: Dump,
     over: str,
-    resolved: dict[float | str, Resolved] | dict[float, Resolved],
+    resolved: dict[float | str, Resolved],
     refused: dict[str, str],
     question: Question,
     bootstrap_seed: int,
     progress: Progress | None,
+    engine: Engine | None,
 ) -> Sweep:
     """Read every arm once and put the points together."""
     first = next(iter(resolved.values()))
-    without_delta = unjudged(dump, [arm for each in resolved.values() for arm in each.arms])
-    post = not without_delta
+    arms = tuple(dict.fromkeys(arm for each in resolved.values() for arm in each.arms))
+    require_outside(dump, arms)
+    without_delta = unjudged(dump, arms)
+    # Under every protocol the region is the same: one count serves all of them.
+    asked = (
+        {None: first.question}
+        if over == PROTOCOL
+        else {value: each.question for value, each in resolved.items()}
+    )
+    reader = _Reader(over, tuple(asked.items()), post=not without_delta)
+    parts = read_arms(reader, dump, arms, engine=engine, progress=progress)
+    read = {
+        key: [Decided.joined(each, 2) for each in zip(*spans, strict=True)]
+        for key, spans in parts.items()
+    }
+    places = {value: 0 if over == PROTOCOL else at for at, value in enumerate(resolved)}
+    weighted = unlike_weights(each.pair(0, 1) for some in read.values() for each in some)
     rates: dict[Any, list[SeedRates]] = {value: [] for value in resolved}
     right: dict[Any, list[tuple[int, int, int]]] = {value: [] for value in resolved}
     for seed in dump.seeds(first.criterion_arm):
-        arms = dict.fromkeys(arm for each in resolved.values() for arm in each.arms)
-        read: dict[tuple[str, Any], Decided] = {}
-        for arm in arms:
-            mine = {value: each for value, each in resolved.items() if arm in each.arms}
-            if over == PROTOCOL:  # the region is the same: one count serves all of them
-                value, each = next(iter(mine.items()))
-                found = _read(dump, arm, seed, over, {value: each}, progress, post=post)[value]
-                read |= {(arm, value): found for value in mine}
-            else:
-                found_by = _read(dump, arm, seed, over, mine, progress, post=post)
-                read |= {(arm, value): each for value, each in found_by.items()}
         for value, each in resolved.items():
-            ours, theirs = (read[arm, value] for arm in (each.criterion_arm, each.baseline_arm))
-            rates[value].append(SeedRates.of(seed, ours.pair(0, 1), theirs.pair(0, 1)))
+            ours, theirs = (
+                read[arm, seed][places[value]] for arm in (each.criterion_arm, each.baseline_arm)
+            )
+            rates[value].append(
+                SeedRates.of(seed, ours.pair(0, 1), theirs.pair(0, 1), weighted=weighted)
+            )
+            clear, there = ~ours.judged.undetermined, ~theirs.judged.undetermined
             right[value].append(
                 (
-                    len(ours.delta_d),
-                    int(np.count_nonzero(theirs.foretold(1))),
-                    int(np.count_nonzero(ours.foretold(0))),
+                    int(np.count_nonzero(clear)),
+                    int(np.count_nonzero(theirs.foretold(1) & there)),
+                    int(np.count_nonzero(ours.foretold(0) & clear)),
                 )
             )
+    share = recorded_share(dump)
     points = []
     for value, each in resolved.items():
         own = each.question.protocol == OWN
@@ -249,50 +268,62 @@ def _collect(
             else Share.of([row[at] for row in right[value]], judged, bootstrap_seed)
             for at, side in enumerate(SIDES, 1)
         }
-        table = RateTable(each.question, tuple(rates[value]), bootstrap_seed)
+        table = RateTable(each.question, tuple(rates[value]), bootstrap_seed, share)
         points.append(Point(value, table, accuracy))
     return Sweep(over, question, tuple(points), refused, bootstrap_seed, without_delta)
 
 
-def _read(
-    dump: Dump,
-    arm: str,
-    seed: int,
-    over: str,
-    points: dict[Any, Resolved],
-    progress: Progress | None,
-    *,
-    post: bool,
-) -> dict[Any, Decided]:
-    """One seed of one arm at all points: the criterion's decisions first, then the baseline's."""
-    first = next(iter(points.values()))
-    pair = (first.criterion, first.baseline)
-    widest = min((each.question for each in points.values()), key=lambda each: each.threshold)
-    without_vectors = 0
-    blocks: dict[Any, list[Judged]] = {value: [] for value in points}
-    columns = columns_for(*pair, post=post)
-    for batch, metadata in checked_batches(dump, arm, seed, columns, progress=progress):
-        without_vectors += int(np.count_nonzero(~batch.vectors))
-        if over == TOP_K:
-            for value, each in points.items():
-                found = outside_of(shortened(batch, value), metadata, each.question)
-                if found is not None:
-                    blocks[value].append(_judged(found, each))
-        elif (found := outside_of(batch, metadata, widest)) is not None:
-            for value, each in points.items():
-                blocks[value].append(_judged(found, each))
-    seen = dump.rows_seen(arm, seed)
-    return {
-        value: Decided.of(seen, without_vectors, known, len(pair))
-        for value, known in blocks.items()
-    }
+@dataclass(frozen=True)
+class _Reader:
+    """Reads a span at all points; may be pickled.
 
+    Attributes
+    ----------
+    over : {"threshold", "top-k", "protocol"}
+        What differs between the points.
+    points : tuple of (value, Question)
+        One pair of criteria at every point.
+    post : bool
+        Whether the policy after the update was read.
+    """
 
-def _judged(found: Outside, at: Resolved) -> Judged:
-    """ΔD and decisions of those of some tokens that are outside at a point."""
-    beyond = found.d_pre > at.question.threshold
-    keep = decisions(found.tokens, at.question, (at.criterion, at.baseline))
-    return found.delta_d[beyond], keep[:, beyond]
+    over: str
+    points: tuple[tuple[Any, Question], ...]
+    post: bool
+
+    def __call__(self, span: Span) -> list[Decided]:
+        """The tokens outside at every point: the criterion's decisions, then the baseline's."""
+        first = self.points[0][1]
+        pair = (decider(first.criterion), decider(first.baseline))
+        columns = columns_for(*pair, post=self.post)
+        blocks: list[list[Judged]] = [[] for _ in self.points]
+        unknown = 0
+        for found, without in self._found(span, columns):
+            unknown += without
+            for known, (_, question), each in zip(blocks, self.points, found, strict=True):
+                if each is not None:
+                    keep = decisions(each.tokens, question, pair)
+                    known.append(Judged.of(each, keep)[each.d_pre > question.threshold])
+        return [Decided(span.rows_seen, unknown, Judged.joined(known, 2)) for known in blocks]
+
+    def _found(self, span: Span, columns: list[str]) -> Iterator[tuple[list[Outside | None], int]]:
+        """The tokens of every block that may be outside at each point, and rows without D."""
+        if self.over != TOP_K:
+            widest = min((each for _, each in self.points), key=lambda each: each.threshold)
+            for block in outside_blocks(span, widest, columns):
+                yield [block.found] * len(self.points), block.unknown
+            return
+        # D on fewer ids is smaller but for rounding, which the first look does not know.
+        names, metadata = where_recorded(span, columns), span.part.metadata
+        for batch in part_batches(
+            span.part, columns=names, batch_rows=BLOCK_ROWS, groups=span.groups
+        ):
+            check_batch(batch, metadata, names)
+            found = [
+                outside_of(shortened(batch, value), metadata, question)
+                for value, question in self.points
+            ]
+            yield found, unknown_rows(batch, metadata)
 
 
 def shortened(batch: Batch, top_k: int) -> Batch:

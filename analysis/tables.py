@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from .counting import ArmCounts, Progress, count_arm
+from .counting import ArmCounts
+from .engine import Engine, Progress
+from .kernel import count_arms
 from .question import Question, Resolved, answerable_protocols
 from .rates import RateTable, SeedRates
 from .result import Result
@@ -15,7 +18,8 @@ if TYPE_CHECKING:
 
     from deltad.dumps import Dump
 
-_Counted = dict[tuple[str, int], ArmCounts]
+Counted = Mapping[tuple[str, int], ArmCounts]
+"""What every arm and seed holds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +61,8 @@ def rate_table(
     *,
     bootstrap_seed: int = 0,
     progress: Progress | None = None,
+    engine: Engine | None = None,
+    recompute: bool = False,
 ) -> RateTable:
     """Count a dump and compare two criteria seed by seed.
 
@@ -69,7 +75,12 @@ def rate_table(
     bootstrap_seed : int
         Seed of the intervals' random numbers.
     progress : callable, optional
-        Told the number of rows of every block read.
+        Told the number of rows of every span of the dump that is done.
+    engine : Engine, optional
+        Where to count: by default on the cores of this machine. The result is the same to the
+        bit on any.
+    recompute : bool
+        Compute D and Ḋ from the vectors even where the dump has them recorded.
 
     Returns
     -------
@@ -84,7 +95,15 @@ def rate_table(
         A row holds an impossible value.
     """
     resolved = (question or Question()).resolve(dump)
-    return _table(dump, resolved, {}, bootstrap_seed, progress)
+    counted = count_arms(
+        dump,
+        resolved.question,
+        resolved.arms,
+        engine=engine,
+        progress=progress,
+        recompute=recompute,
+    )
+    return table_of(resolved, counted, bootstrap_seed, share=recorded_share(dump))
 
 
 def protocol_table(
@@ -93,12 +112,14 @@ def protocol_table(
     *,
     bootstrap_seed: int = 0,
     progress: Progress | None = None,
+    engine: Engine | None = None,
+    recompute: bool = False,
 ) -> ProtocolTable:
     """Compare two criteria under every protocol that the dump can answer, reading it once.
 
     Parameters
     ----------
-    dump, question, bootstrap_seed, progress
+    dump, question, bootstrap_seed, progress, engine, recompute
         As in `rate_table`; the question's own protocol is not looked at.
 
     Returns
@@ -113,35 +134,59 @@ def protocol_table(
     """
     question = question or Question()
     protocols, refused = answerable_protocols(dump, question)
-    counted: _Counted = {}
-    tables = [
-        _table(
-            dump,
-            replace(question, protocol=protocol).resolve(dump),
-            counted,
-            bootstrap_seed,
-            progress,
-        )
-        for protocol in protocols
-    ]
+    resolved = [replace(question, protocol=each).resolve(dump) for each in protocols]
+    counted = count_arms(
+        dump,
+        question,
+        dict.fromkeys(arm for each in resolved for arm in each.arms),
+        engine=engine,
+        progress=progress,
+        recompute=recompute,
+    )
+    share = recorded_share(dump)
+    tables = [table_of(each, counted, bootstrap_seed, share=share) for each in resolved]
     return ProtocolTable(tuple(tables), refused)
 
 
-def _table(
-    dump: Dump,
-    resolved: Resolved,
-    counted: _Counted,
-    bootstrap_seed: int,
-    progress: Progress | None,
+def table_of(
+    resolved: Resolved, counted: Counted, bootstrap_seed: int = 0, *, share: float = 1.0
 ) -> RateTable:
-    """Table of a resolved question; `counted` keeps what other protocols can use again."""
-    seeds = []
-    for seed in dump.seeds(resolved.criterion_arm):
-        for arm in resolved.arms:
-            if (arm, seed) not in counted:
-                counted[arm, seed] = count_arm(dump, arm, seed, resolved, progress=progress)
-        ours, theirs = (
-            counted[arm, seed] for arm in (resolved.criterion_arm, resolved.baseline_arm)
-        )
-        seeds.append(SeedRates.of(seed, ours, theirs))
-    return RateTable(resolved.question, tuple(seeds), bootstrap_seed)
+    """Put the counts of both arms together.
+
+    Parameters
+    ----------
+    resolved : Resolved
+        The question and its arms.
+    counted : mapping of (arm, seed) to ArmCounts
+        Of at least these arms.
+    bootstrap_seed : int
+        Seed of the intervals' random numbers.
+    share : float
+        Of the sequences that were recorded.
+
+    Returns
+    -------
+    RateTable
+        A row for every seed of the criterion's arm, ascending.
+    """
+    arms = (resolved.criterion_arm, resolved.baseline_arm)
+    weighted = unlike_weights(found for (arm, _), found in counted.items() if arm in arms)
+    seeds = tuple(
+        SeedRates.of(seed, *(counted[each, seed] for each in arms), weighted=weighted)
+        for arm, seed in sorted(counted)
+        if arm == arms[0]
+    )
+    return RateTable(resolved.question, seeds, bootstrap_seed, share)
+
+
+def unlike_weights(counted: Iterable[ArmCounts]) -> bool:
+    """Whether tokens stand for unlike numbers of tokens."""
+    extremes = [each.outside.extremes for each in counted]
+    return min((low for low, _ in extremes), default=1) < max(
+        (high for _, high in extremes), default=1
+    )
+
+
+def recorded_share(dump: Dump) -> float:
+    """Share of the sequences that a dump recorded, the least of its files; 1 for all."""
+    return min(float((part.metadata.sampling or {}).get("sequences", 1.0)) for part in dump.parts)

@@ -137,7 +137,7 @@ def _criteria(table: RateTable) -> Table:
         f"{paper.RATIO_UNSAFE_KEEP_RATE.value:.3f}",
     )
     row("  seeds with a rate", *(f"{side.seeds} of {len(table.seeds)}" for side in sides))
-    row("  unsafe / kept, all seeds", *(f"{side.unsafe} / {side.kept}" for side in sides))
+    row("  unsafe / kept, all seeds", *(f"{side.unsafe} / {side.determined}" for side in sides))
     row(
         "contracting fraction, pooled",
         *(
@@ -147,7 +147,12 @@ def _criteria(table: RateTable) -> Table:
         beside=f"{paper.PREDICTIVE_CONTRACTING_FRACTION.value:.3f} / "
         f"{paper.RATIO_CONTRACTING_FRACTION.value:.3f}",
     )
-    row("  contracting / kept, all seeds", *(f"{side.contracting} / {side.kept}" for side in sides))
+    row(
+        "  contracting / kept, all seeds",
+        *(f"{side.contracting} / {side.determined}" for side in sides),
+    )
+    if table.bounded:
+        row("undetermined, in neither", *(f"{side.undetermined} of {side.kept}" for side in sides))
     if question.protocol != OWN:
         row(
             "sign of ΔD foretold, all disagreement tokens",
@@ -204,6 +209,7 @@ def _base_rates(table: RateTable) -> Table:
         "a seed",
         "P(ΔD > 0)",
         "constant guess right",
+        *(["undetermined"] if table.bounded else []),
         *([f"paper ({paper.FIGURE}), a seed"] if reported else []),
     )
     tokens = sum(seed.tokens for seed in table.seeds)
@@ -225,14 +231,11 @@ def _base_rates(table: RateTable) -> Table:
         ),
     ]
     for label, name, total, base, beside in rows:
-        shares = (
-            ("", "")
-            if base is None
-            else (
-                f"{number(base.increase_rate)} ({base.increase} / {base.tokens})",
-                number(base.constant_guess),
-            )
+        shares: tuple[str, ...] = (
+            ("", "") if base is None else (_rate(base), number(base.constant_guess))
         )
+        if table.bounded:
+            shares += ("" if base is None or base.increase is None else str(base.undetermined),)
         each = table.per_seed(name)
         grid.add_row(
             label,
@@ -242,6 +245,13 @@ def _base_rates(table: RateTable) -> Table:
             *([beside] if reported else []),
         )
     return grid
+
+
+def _rate(base: BaseRate) -> str:
+    """A base rate with its counts, or a dash where not all tokens were stored."""
+    if base.increase is None:
+        return DASH
+    return f"{number(base.increase_rate)} ({base.increase} / {base.determined})"
 
 
 def _footer(table: RateTable) -> str:
@@ -259,9 +269,32 @@ def _footer(table: RateTable) -> str:
         )
         drawn = "" if paired.permutation_exact else f", {seed}"
         lines.append(f"Permutation test: {tried} flips of the differences' signs{drawn}.")
+    lines.append(_undetermined(table))
+    if table.outside.increase is None:
+        lines.append("Only the disagreement tokens were stored: of those outside, their number.")
+    if table.share < 1:
+        lines.append(
+            f"Counts are of a random {table.share:.3g} of the sequences, all that was recorded."
+        )
+    if table.weighted:
+        lines.append("Rates weigh each token by the number of tokens that it stands for.")
     if paper.compares_with_paper(table.question.criterion, table.question.baseline):
         lines.append(f"Paper: {paper.PAPER}, predictive / ratio.")
     return "\n".join(lines)
+
+
+def _undetermined(table: RateTable) -> str:
+    """How many tokens have a ΔD below the bound on its error, or that none is known."""
+    base = table.disagreement
+    if not base.tokens or not table.bounded:
+        return "Undetermined: not known, for no bound on the error of ΔD was recorded."
+    words = (
+        f"Undetermined: {base.undetermined} of {count(base.tokens, 'disagreement token')} have a "
+        "ΔD below the bound on its error; rates are of the others."
+    )
+    if table.bounded < base.tokens:
+        words += f" {base.tokens - table.bounded} have no such bound."
+    return words
 
 
 def _seeds(table: RateTable) -> Table:
@@ -285,9 +318,9 @@ def _seeds(table: RateTable) -> Table:
             str(seed.tokens),
             str(seed.outside),
             str(seed.disagreement),
-            f"{ours.unsafe} / {ours.kept}",
+            f"{ours.unsafe} / {ours.determined}",
             number(ours.unsafe_keep_rate),
-            f"{theirs.unsafe} / {theirs.kept}",
+            f"{theirs.unsafe} / {theirs.determined}",
             number(theirs.unsafe_keep_rate),
             number(ours.unsafe_keep_rate - theirs.unsafe_keep_rate, signed=True),
         )

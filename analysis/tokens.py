@@ -17,7 +17,8 @@ from deltad.dumps import batch_tokens, scalar_tokens
 from deltad.masks import CRITERIA, Criterion, CriterionError, Tokens
 from deltad.weights import Weight
 
-from .counting import Progress, checked_batches, columns_for
+from .counting import checked_batches, columns_for
+from .engine import Progress
 from .export import without_nan
 from .question import Question, QuestionError
 

@@ -48,7 +48,8 @@ CALIBRATION_COLUMNS: Final[dict[str, str]] = {
     "delta_d_low": "lower end of its 95 % interval",
     "delta_d_high": "upper end of its 95 % interval",
     "increase": "tokens in the bin with ΔD > 0",
-    "increase_rate": "increase / bin_tokens",
+    "undetermined": "tokens in the bin whose ΔD is below the bound on its error",
+    "increase_rate": "increase / (bin_tokens − undetermined)",
     "increase_rate_low": "lower end of its 95 % interval",
     "increase_rate_high": "upper end of its 95 % interval",
 }
@@ -74,6 +75,7 @@ def calibration_object(calibration: Calibration) -> dict[str, Any]:
         base={
             "outside": {
                 "tokens": base.tokens,
+                "undetermined": base.undetermined,
                 "increase_rate": base.increase_rate,
                 "constant_guess": base.constant_guess,
             }
@@ -180,12 +182,13 @@ def _of_bin(part: Bin) -> dict[str, Any]:
         "bin": part.label,
         "low": part.low,
         "high": part.high,
-        "bin_tokens": int(part.increase.whole),
+        "bin_tokens": int(part.delta_d.whole),
         "prediction": part.prediction,
         "delta_d": part.delta_d.rate,
         "delta_d_low": part.delta_d.ci95[0],
         "delta_d_high": part.delta_d.ci95[1],
         "increase": int(part.increase.part),
+        "undetermined": int(part.delta_d.whole - part.increase.whole),
         "increase_rate": part.increase.rate,
         "increase_rate_low": part.increase.ci95[0],
         "increase_rate_high": part.increase.ci95[1],
@@ -201,7 +204,7 @@ def _bins(each: Calibrated, nats: str) -> RenderableType:
     for part in each.bins:
         found.add_row(
             part.label,
-            f"{part.increase.whole:.0f}",
+            f"{part.delta_d.whole:.0f}",
             f"{part.prediction:+.3g}".replace("-", "−"),
             _signed(part.delta_d.rate, part.delta_d.ci95),
             share_text(part.increase),

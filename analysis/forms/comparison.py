@@ -71,6 +71,7 @@ def comparison_object(comparison: Comparison) -> dict[str, Any]:
         base={
             "outside": {
                 "tokens": comparison.outside.tokens,
+                "undetermined": comparison.outside.undetermined,
                 "increase_rate": columns["outside_increase_rate"][0],
                 "constant_guess": columns["outside_constant_guess"][0],
             }
@@ -212,7 +213,7 @@ def _pairs(comparison: Comparison) -> RenderableType:
         contracting = each.contracting
         found.add_row(
             each.name,
-            *(f"{side.unsafe} / {side.kept}" for side in (ours, theirs)),
+            *(f"{side.unsafe} / {side.determined}" for side in (ours, theirs)),
             *(
                 with_interval(side.unsafe_keep_rate, side.unsafe_keep_rate_ci95)
                 for side in (ours, theirs)

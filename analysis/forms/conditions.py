@@ -142,7 +142,7 @@ def _bins(table: ConditionTable, condition: Condition) -> RenderableType:
             *(
                 (
                     str(pair.disagreement.tokens),
-                    *(f"{side.unsafe} / {side.kept}" for side in (ours, theirs)),
+                    *(f"{side.unsafe} / {side.determined}" for side in (ours, theirs)),
                     *(
                         with_interval(side.unsafe_keep_rate, side.unsafe_keep_rate_ci95)
                         for side in (ours, theirs)

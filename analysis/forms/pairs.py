@@ -21,9 +21,11 @@ PAIR_COLUMNS: Final[dict[str, str]] = {
     "outside": "tokens with D > δ before the update, all seeds",
     "outside_increase_rate": "share of them with ΔD > 0: the base rate",
     "outside_constant_guess": "share of them on which the better constant guess is right",
+    "outside_undetermined": "of these, those whose ΔD is below the bound on its error",
     "disagreement": "tokens outside that exactly one of the two criteria masks",
     "disagreement_increase_rate": "share of them with ΔD > 0",
     "disagreement_constant_guess": "share of them on which the better constant guess is right",
+    "disagreement_undetermined": "of these, those whose ΔD is below the bound on its error",
     **{
         f"{side}_{name}": meaning.format(side)
         for side in reversed(SIDES)
@@ -31,10 +33,14 @@ PAIR_COLUMNS: Final[dict[str, str]] = {
             ("kept", "disagreement tokens that the {} keeps"),
             ("unsafe", "of these, those with ΔD > 0"),
             ("contracting", "of these, those with ΔD < 0"),
-            ("unsafe_keep_rate", "mean over seeds of unsafe / kept of the {}"),
+            ("undetermined", "of these, those whose ΔD is below the bound on its error"),
+            ("unsafe_keep_rate", "mean over seeds of unsafe / (kept − undetermined) of the {}"),
             ("unsafe_keep_rate_low", "lower end of its 95 % interval"),
             ("unsafe_keep_rate_high", "upper end of its 95 % interval"),
-            ("contracting_fraction", "Σ contracting / Σ kept of the {}, pooled over seeds"),
+            (
+                "contracting_fraction",
+                "Σ contracting / Σ (kept − undetermined) of the {}, pooled over seeds",
+            ),
             ("contracting_fraction_low", "lower end of its 95 % interval"),
             ("contracting_fraction_high", "upper end of its 95 % interval"),
         )
@@ -59,9 +65,9 @@ def pair_values(table: RateTable, *, judged: bool = True) -> dict[str, Any]:
     """The values of `PAIR_COLUMNS`; NaN for what needs ΔD where that is not known."""
     row: list[Any] = []
     for base in (table.outside, table.disagreement):
-        row += [base.tokens, base.increase_rate, base.constant_guess]
+        row += [base.tokens, base.increase_rate, base.constant_guess, base.undetermined]
     for side in (table.criterion, table.baseline):
-        row += [side.kept, side.unsafe, side.contracting]
+        row += [side.kept, side.unsafe, side.contracting, side.undetermined]
         row += [side.unsafe_keep_rate, *side.unsafe_keep_rate_ci95]
         row += [side.contracting_fraction, *side.contracting_fraction_ci95]
     paired = table.paired
@@ -126,10 +132,13 @@ def share_text(share: Share) -> str:
 
 def base_text(base: BaseRate) -> str:
     """A base rate with its counts and what a constant guess gets right."""
-    return (
-        f"P(ΔD > 0) = {number(base.increase_rate)} ({base.increase} / {base.tokens}), "
+    words = (
+        f"P(ΔD > 0) = {number(base.increase_rate)} ({base.increase} / {base.determined}), "
         f"a constant guess is right on {number(base.constant_guess)}"
     )
+    if base.undetermined:
+        words += f"; ΔD of {base.undetermined} is undetermined"
+    return words
 
 
 def bootstrap_text(bootstrap_seed: int) -> str:

@@ -127,7 +127,7 @@ def sweep_text(sweep: Sweep) -> RenderableType:
             Text(label),
             str(table.outside.tokens),
             str(table.disagreement.tokens),
-            *(f"{side.unsafe} / {side.kept}" for side in (ours, theirs)),
+            *(f"{side.unsafe} / {side.determined}" for side in (ours, theirs)),
             *(
                 with_interval(side.unsafe_keep_rate, side.unsafe_keep_rate_ci95)
                 for side in (ours, theirs)

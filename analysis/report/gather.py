@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from deltad.analysis.counting import Progress, checked_batches, columns_for
+from deltad.analysis.counting import checked_batches, columns_for
+from deltad.analysis.engine import Progress
 from deltad.analysis.question import Resolved
 from deltad.direction import TAILS
 from deltad.dumps import COLUMNS, READINGS, VECTORS, batch_tokens, scalar_tokens

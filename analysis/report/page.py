@@ -23,7 +23,7 @@ from .payload import MAX_TOKENS, Payload, build_payload
 from .sections import Context, Section, failed, sections
 
 if TYPE_CHECKING:
-    from deltad.analysis.counting import Progress
+    from deltad.analysis.engine import Progress
     from deltad.dumps import Dump
 
 SCRIPTS: Final = (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from deltad.analysis.counting import Progress
+from deltad.analysis.engine import Progress
 from deltad.analysis.question import Question, QuestionError, Resolved
 from deltad.analysis.words import unit
 from deltad.dumps import read_prompts

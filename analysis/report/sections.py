@@ -16,7 +16,7 @@ from .summary import summary
 from .svg import inline_svg
 
 if TYPE_CHECKING:
-    from deltad.analysis.counting import Progress
+    from deltad.analysis.engine import Progress
     from deltad.analysis.rates import RateTable
     from deltad.analysis.result import Result
     from deltad.dumps import Dump

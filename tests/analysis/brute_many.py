@@ -6,7 +6,7 @@ It builds on `tests.analysis.bruteforce`, which shares no code with the package.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from tests.analysis.bruteforce import (
     direction,
     divergence,
     keeps,
+    noise_of,
     read_rows,
     share,
     support,
@@ -34,6 +35,16 @@ class Token:
     d_pre: float
     delta_d: float
     weight: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def clear(self) -> bool:
+        """Whether ΔD is above the bound on its error, where there is one."""
+        return not abs(self.delta_d) < noise_of(self.row)
+
+    @property
+    def stands_for(self) -> float:
+        """Tokens that it stands for."""
+        return float(self.row.get("weight", 1.0))
 
 
 def ratio_of(row: Row) -> float:
@@ -128,10 +139,10 @@ def brute_compare(
             "masked_inside": sum(t.pair is not None and not t.outside for t in masked),
             "masked_without_vectors": sum(t.pair is None for t in masked),
             "weight_outside": share_of(sum(t.weight[name] for t in out), len(out)),
-            "outside_right": sum(right(t, name) for t in out),
-            "outside_judged": len(out),
-            "disagreement_right": sum(right(t, name) for t in differ),
-            "disagreement_judged": len(differ),
+            "outside_right": sum(right(t, name) for t in out if t.clear),
+            "outside_judged": sum(t.clear for t in out),
+            "disagreement_right": sum(right(t, name) for t in differ if t.clear),
+            "disagreement_judged": sum(t.clear for t in differ),
             "alike": {
                 other: sum((t.weight[name] > 0) == (t.weight[other] > 0) for t in out)
                 for other in names
@@ -140,7 +151,7 @@ def brute_compare(
     return found
 
 
-def share_of(part: float, whole: int) -> float:
+def share_of(part: float, whole: float) -> float:
     """A share, NaN over nothing."""
     return part / whole if whole else math.nan
 
@@ -156,27 +167,42 @@ def brute_pair(
     found: dict[str, Any] = {}
     out = [t for seed in tokens.values() for t in seed if t.outside and chosen(t)]
     differ = [t for t in out if (t.weight[criterion] > 0) != (t.weight[baseline] > 0)]
+    every = {t.stands_for for seed in tokens.values() for t in seed if t.outside}
+
+    def weigh(some: Iterable[Token]) -> float:
+        """How many tokens some stand for."""
+        return math.fsum(t.stands_for if len(every) > 1 else 1.0 for t in some)
+
     for name, some in (("outside", out), ("disagreement", differ)):
         found[name] = len(some)
-        found[f"{name}_increase_rate"] = share_of(sum(t.delta_d > 0 for t in some), len(some))
+        found[f"{name}_undetermined"] = sum(not t.clear for t in some)
+        found[f"{name}_increase_rate"] = share_of(
+            weigh(t for t in some if t.clear and t.delta_d > 0), weigh(t for t in some if t.clear)
+        )
     by_seed: dict[str, list[float | None]] = {}
     for side, (mine, other) in sides.items():
-        rates, kept_all, contracting = [], 0, 0
+        rates, kept_all, contracting, undetermined = [], 0, 0, 0
+        down = whole = 0.0
         for seed in tokens.values():
             kept = [
                 t
                 for t in seed
                 if t.outside and chosen(t) and t.weight[mine] > 0 and not t.weight[other] > 0
             ]
-            rates.append(share(sum(t.delta_d > 0 for t in kept), len(kept)))
+            clear = [t for t in kept if t.clear]
+            rates.append(share(weigh(t for t in clear if t.delta_d > 0), weigh(clear)))
             kept_all += len(kept)
-            contracting += sum(t.delta_d < 0 for t in kept)
+            undetermined += len(kept) - len(clear)
+            contracting += sum(t.delta_d < 0 for t in clear)
+            down += weigh(t for t in clear if t.delta_d < 0)
+            whole += weigh(clear)
         known = [rate for rate in rates if rate is not None]
         by_seed[side] = rates
         found[f"{side}_kept"] = kept_all
         found[f"{side}_contracting"] = contracting
         found[f"{side}_unsafe_keep_rate"] = share_of(math.fsum(known), len(known))
-        found[f"{side}_contracting_fraction"] = share_of(contracting, kept_all)
+        found[f"{side}_undetermined"] = undetermined
+        found[f"{side}_contracting_fraction"] = share_of(down, whole)
     pairs = [
         (a, b)
         for a, b in zip(by_seed["criterion"], by_seed["baseline"], strict=True)

@@ -24,6 +24,18 @@ class Judged:
     outside: bool
     delta_d: float
     keep: dict[str, bool]
+    noise: float = math.nan
+    weight: float = 1.0
+
+    @property
+    def clear(self) -> bool:
+        """Whether ΔD is above the bound on its error, where there is one."""
+        return not abs(self.delta_d) < self.noise
+
+    @property
+    def up(self) -> bool:
+        """ΔD > 0 beyond doubt."""
+        return self.clear and self.delta_d > 0
 
 
 @dataclass
@@ -156,10 +168,28 @@ def judge(row: Row, n: int, family: str, threshold: float, names: tuple[str, str
         d > threshold,
         divergence(after, family) - d,
         {name: keeps(name, row, before, d, threshold) for name in names},
+        noise_of(row),
+        row.get("weight", 1.0),
     )
 
 
-def share(part: int, whole: int) -> float | None:
+def noise_of(row: Row) -> float:
+    """The bound on the error of ΔD, NaN where there is none."""
+    noise = row.get("delta_d_noise")
+    return math.nan if noise is None else float(noise)
+
+
+def unlike(tokens: list[Any]) -> bool:
+    """Whether tokens stand for unlike numbers of tokens."""
+    return len({each.weight for each in tokens}) > 1
+
+
+def weigh(tokens: list[Any], weighted: bool) -> float:
+    """How many tokens some stand for."""
+    return math.fsum(each.weight for each in tokens) if weighted else len(tokens)
+
+
+def share(part: float, whole: float) -> float | None:
     """A ratio, None over nothing."""
     return part / whole if whole else None
 
@@ -169,15 +199,20 @@ def mean(values: list[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-def count_side(judged: list[Judged], mine: str, other: str) -> dict[str, Any]:
+def count_side(judged: list[Judged], mine: str, other: str, weighted: bool) -> dict[str, Any]:
     """What one criterion keeps of the disagreement set."""
     kept = [each for each in judged if each.outside and each.keep[mine] and not each.keep[other]]
-    unsafe = sum(each.delta_d > 0 for each in kept)
+    clear = [each for each in kept if each.clear]
+    down = [each for each in clear if each.delta_d < 0]
+    unsafe = [each for each in kept if each.up]
+    whole = weigh(clear, weighted)
     return {
         "kept": len(kept),
-        "unsafe": unsafe,
-        "contracting": sum(each.delta_d < 0 for each in kept),
-        "unsafe_keep_rate": share(unsafe, len(kept)),
+        "unsafe": len(unsafe),
+        "contracting": len(down),
+        "undetermined": len(kept) - len(clear),
+        "unsafe_keep_rate": share(weigh(unsafe, weighted), whole),
+        "_sums": (weigh(down, weighted), whole),
     }
 
 
@@ -202,6 +237,9 @@ def brute_table(
         }
         if side == "criterion":
             tokens = seen
+    weighted = unlike(
+        [each for side in sides.values() for some in side.values() for each in some if each.outside]
+    )
     seeds = []
     outside, disagreement = [], []
     for seed in sorted(tokens):
@@ -216,15 +254,22 @@ def brute_table(
                 "tokens": tokens[seed],
                 "outside": len(out),
                 "disagreement": len(differ),
-                "baseline": count_side(theirs, baseline, criterion),
-                "criterion": count_side(ours, criterion, baseline),
+                "baseline": count_side(theirs, baseline, criterion, weighted),
+                "criterion": count_side(ours, criterion, baseline, weighted),
             }
         )
-    return {"seeds": seeds, "summary": _summary(seeds, outside, disagreement)}
+    summary = _summary(seeds, outside, disagreement, weighted)
+    for seed in seeds:
+        for side in sides:
+            del seed[side]["_sums"]
+    return {"seeds": seeds, "summary": summary}
 
 
 def _summary(
-    seeds: list[dict[str, Any]], outside: list[Judged], disagreement: list[Judged]
+    seeds: list[dict[str, Any]],
+    outside: list[Judged],
+    disagreement: list[Judged],
+    weighted: bool,
 ) -> dict[str, Any]:
     """What the seeds say together."""
     summary: dict[str, Any] = {"seeds": len(seeds)}
@@ -233,23 +278,28 @@ def _summary(
     summary["base"] = {
         name: {
             "tokens": len(tokens),
-            "increase_rate": share(sum(each.delta_d > 0 for each in tokens), len(tokens)),
+            "undetermined": sum(not each.clear for each in tokens),
+            "increase_rate": share(
+                weigh([each for each in tokens if each.up], weighted),
+                weigh([each for each in tokens if each.clear], weighted),
+            ),
         }
         for name, tokens in (("outside", outside), ("disagreement", disagreement))
     }
     for side in ("criterion", "baseline"):
         found = [seed[side] for seed in seeds]
-        rates = [each["unsafe_keep_rate"] for each in found if each["kept"]]
+        rates = [each["unsafe_keep_rate"] for each in found if each["_sums"][1]]
         summary[side] = {
             "unsafe_keep_rate": mean(rates),
             "contracting_fraction": share(
-                sum(each["contracting"] for each in found), sum(each["kept"] for each in found)
+                math.fsum(each["_sums"][0] for each in found),
+                math.fsum(each["_sums"][1] for each in found),
             ),
         }
     pairs = [
         (seed["criterion"]["unsafe_keep_rate"], seed["baseline"]["unsafe_keep_rate"])
         for seed in seeds
-        if seed["criterion"]["kept"] and seed["baseline"]["kept"]
+        if seed["criterion"]["_sums"][1] and seed["baseline"]["_sums"][1]
     ]
     lower, higher = sum(a < b for a, b in pairs), sum(a > b for a, b in pairs)
     summary["paired"] = {

@@ -1,0 +1,238 @@
+"""A first look at a block in float32: whether it is sound, and which tokens may be outside.
+
+Most tokens lie far inside the region, and most blocks are sound. Both can be told from single
+precision exponentials, which the sums of probabilities need in any case: a block is *sound*
+where no rule of `deltad.dumps.check_batch` can be broken, and a token is *inside* where an upper
+bound of its D, rounding counted in, is below the threshold. What cannot be told so is judged by
+`check_batch` and by the float64 mathematics, which remain the only ones that refuse a value or
+call a token outside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deltad._checks import AGREEMENT_TOLERANCE
+from deltad.divergence import KL_TAIL_FLOOR
+
+if TYPE_CHECKING:
+    from deltad.dumps import Batch, Metadata
+
+    from .question import Question
+
+BLOCK_ROWS: Final = 4_096
+"""Rows looked at together: the lists of a policy and their exponentials stay in a core's cache."""
+
+LISTS: Final = (
+    ("topk_behavior_logprobs", "behavior_logprob"),
+    ("topk_pre_logprobs", "pre_logprob"),
+    ("topk_post_logprobs", "post_logprob"),
+)
+"""The log-probs at the listed ids, and that of the sampled token, of each policy."""
+
+SEEN: Final = frozenset({"topk_ids", *(name for name, _ in LISTS)})
+"""Columns that are looked at here; `check_batch` looks at any other."""
+
+_UNIT: Final = float(np.finfo(np.float32).eps)
+_NOTHING: Final = -800.0  # e to this power is 0 in float64 too
+
+_Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class _Policy:
+    """One policy in a block, in float32.
+
+    Attributes
+    ----------
+    logprobs, probs : ndarray of float32, shape (token, topk)
+        At the listed ids.
+    alone, alone_prob : ndarray of float32, shape (token,)
+        Log-prob of the sampled token; its probability, and 0 where it is listed.
+    mass : ndarray of float32, shape (token,)
+        Σ of the probabilities.
+    lowest : float
+        Least log-prob of all.
+    """
+
+    logprobs: _Floats
+    probs: _Floats
+    alone: _Floats
+    alone_prob: _Floats
+    mass: _Floats
+    lowest: float
+
+
+class Screen:
+    """Looks at blocks of one shape of lists; keeps its scratch arrays from block to block.
+
+    Parameters
+    ----------
+    metadata : Metadata
+        Of the file that the blocks are from.
+    region : Question
+        Its threshold and divergence.
+    """
+
+    def __init__(self, metadata: Metadata, region: Question) -> None:
+        self._tolerance = metadata.logprob_tolerance
+        self._vocab_size = metadata.vocab_size
+        self._threshold = np.float32(region.threshold)
+        if self._threshold > region.threshold:  # a bound in float32 must not slip between
+            self._threshold = np.nextafter(self._threshold, np.float32(-np.inf))
+        # The bounds take it that there is a tail.
+        has_tail = metadata.vocab_size > metadata.top_k + 1
+        self._bound = UPPER_BOUNDS.get(region.divergence) if has_tail else None
+        size = BLOCK_ROWS * metadata.top_k
+        self._slots = np.empty(size, np.int32)
+        self._equal = np.empty(size, np.bool_)
+        self._floats = [np.empty(size, np.float32) for _ in range(3)]
+
+    def candidates(self, batch: Batch, rows: slice) -> NDArray[np.intp] | None:
+        """Find the rows of a block that may lie outside.
+
+        Parameters
+        ----------
+        batch : Batch
+            Unchecked, with ids, and lists and scalars of the policies that were read.
+        rows : slice
+            Which of its rows, `BLOCK_ROWS` at most.
+
+        Returns
+        -------
+        ndarray of int or None
+            Places in the batch, ascending: every token outside is among them. None where a
+            value may be impossible, or ids are padded: the block is to be checked in full.
+        """
+        known = batch.vectors[rows]
+        with np.errstate(invalid="ignore", over="ignore"):
+            if known.all():
+                found = self._look(batch, rows)
+                return None if found is None else rows.start + found
+            places = np.asarray(rows.start + np.flatnonzero(known))
+            found = self._look(batch, places) if len(places) else places
+            return None if found is None else places[found]
+
+    def _look(self, batch: Batch, rows: NDArray[np.intp] | slice) -> NDArray[np.intp] | None:
+        """The same for rows that all have vectors, by their places among them."""
+        listed = self._listed(batch["topk_ids"][rows], batch["token_id"][rows])
+        if listed is None:
+            return None
+        policies: list[_Policy] = []
+        for (name, scalar), scratch in zip(LISTS, (0, 1, 1), strict=True):
+            if name not in batch.columns:
+                continue
+            found = self._policy(
+                batch[name][rows], batch[scalar][rows], listed, scratch, finite=bool(policies)
+            )
+            if found is None:
+                return None
+            policies.append(found)
+            if len(policies) == 2 and self._bound is not None:
+                bound = self._bound(policies[0], found, self._scratch(2, found.logprobs.shape))
+        if self._bound is None or len(policies) < 2:
+            return np.arange(len(policies[0].mass))
+        return np.flatnonzero(~(bound <= self._threshold))  # NaN may be anything
+
+    def _listed(
+        self, ids: NDArray[np.int32], token_id: NDArray[np.int32]
+    ) -> tuple[NDArray[np.intp], NDArray[np.intp]] | None:
+        """Rows whose sampled token is listed, and its slot; None for ids that may be wrong."""
+        if ids.min() < 0 or ids.max() >= self._vocab_size:
+            return None
+        count, top_k = ids.shape
+        slots = self._slots[: ids.size].reshape(top_k, count)
+        equal = self._equal[: ids.size].reshape(top_k, count)
+        np.copyto(slots, ids.T)
+        for shift in range(1, top_k):
+            if np.equal(slots[shift:], slots[:-shift], out=equal[shift:]).any():
+                return None
+        slot, row = np.divmod(np.flatnonzero(np.equal(slots, token_id, out=equal)), count)
+        return row, slot
+
+    def _policy(
+        self,
+        logprobs: _Floats,
+        scalar: _Floats,
+        listed: tuple[NDArray[np.intp], NDArray[np.intp]],
+        scratch: int,
+        *,
+        finite: bool,
+    ) -> _Policy | None:
+        """One policy's probabilities; None where a rule may be broken."""
+        highest, lowest = float(logprobs.max()), float(logprobs.min())
+        if not highest <= self._tolerance or (finite and lowest == -math.inf):
+            return None
+        row, slot = listed
+        entry = logprobs.ravel()[row * logprobs.shape[1] + slot].astype(np.float64)
+        if len(row) and not np.abs(entry - scalar[row]).max() <= AGREEMENT_TOLERANCE:
+            return None
+        alone = np.minimum(scalar, 0)
+        if highest > 0 or (not finite and lowest < _NOTHING):
+            logprobs = np.clip(logprobs, None if finite else _NOTHING, 0)
+        probs = np.exp(logprobs, out=self._scratch(scratch, logprobs.shape))
+        alone_prob = np.exp(alone)
+        alone_prob[row] = 0
+        mass = np.einsum("ij->i", probs) + alone_prob
+        if not mass.max() <= 1 + self._tolerance - _slack(logprobs.shape[1]):
+            return None
+        lowest = min(lowest if finite else max(lowest, _NOTHING), float(alone.min()))
+        return _Policy(logprobs, probs, alone, alone_prob, mass, lowest)
+
+    def _scratch(self, which: int, shape: tuple[int, ...]) -> _Floats:
+        """One of the scratch arrays in a shape."""
+        return self._floats[which][: math.prod(shape)].reshape(shape)
+
+
+def kl_bound(behavior: _Policy, policy: _Policy, scratch: _Floats) -> _Floats:
+    """An upper bound of `deltad.divergence.kl`, shape (token,).
+
+    With ε the error of a mass in float32, the tails lie in μ_t ± ε and π_t ± ε. The tail's term
+    t log(t/π_t) falls in π_t and is convex in t, so it is at most its value at μ_t + ε and
+    π_t − ε, and what it can gain from there to μ_t − ε, an interval of length 2ε, in which it
+    falls by no more than −∫ log t ≤ 2ε (1 − log 2ε). The terms of the list, each μ_i times at most
+    the largest |log μ_i − log π_i|, round by a unit each in exponential, difference, product
+    and sum.
+    """
+    width = behavior.probs.shape[1]
+    error = 2 * _slack(width)
+    np.subtract(behavior.logprobs, policy.logprobs, out=scratch)
+    terms = np.einsum("ij,ij->i", behavior.probs, scratch)
+    terms += behavior.alone_prob * (behavior.alone - policy.alone)
+    mu_tail = np.maximum(1 - behavior.mass, 0) + np.float32(error)
+    pi_tail = np.maximum(1 - policy.mass - np.float32(error), np.float32(KL_TAIL_FLOOR / 2))
+    terms += mu_tail * np.log(mu_tail / pi_tail)
+    largest = -min(behavior.lowest, policy.lowest)
+    slack = _UNIT * (width + 8) * (largest + 60) + 4 * error * (1 - math.log(2 * error))
+    return np.asarray(terms + np.float32(slack))
+
+
+def tv_bound(behavior: _Policy, policy: _Policy, scratch: _Floats) -> _Floats:
+    """An upper bound of `deltad.divergence.tv`, shape (token,), masses as in `kl_bound`."""
+    np.subtract(behavior.probs, policy.probs, out=scratch)
+    total = np.einsum("ij->i", np.abs(scratch, out=scratch))
+    total += np.abs(behavior.alone_prob - policy.alone_prob)
+    tails = [np.maximum(1 - each.mass, 0) for each in (behavior, policy)]
+    total += np.abs(tails[0] - tails[1])
+    return np.asarray(total / 2 + np.float32(4 * _slack(behavior.probs.shape[1])))
+
+
+def _slack(width: int) -> float:
+    """How far a float32 sum of so many probabilities, and the sampled token's, may be off.
+
+    Each exponential and each addition rounds by at most one unit in the last place of 1.
+    """
+    return 2 * _UNIT * (width + 2)
+
+
+UPPER_BOUNDS: Final[Mapping[str, Callable[[Any, Any, Any], Any]]] = MappingProxyType(
+    {"kl": kl_bound, "tv": tv_bound}
+)
+"""Upper bounds in float32 by the divergence's name; without one, any token may be outside."""
