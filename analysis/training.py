@@ -12,6 +12,7 @@ import numpy as np
 
 from deltad.curves import CURVES, TRAINING, read_lines, read_options
 from deltad.dumps import DumpError
+from deltad.dumps.storage import place
 from deltad.masks import criterion
 
 from . import statistics
@@ -286,14 +287,14 @@ def training_table(
     DumpError
         A folder holds no training, or a line of a log is malformed; says where.
     """
-    places = [Path(folder) for folder in folders]
-    if not places or len({place.resolve() for place in places}) < len(places):
+    places = [place(folder) for folder in folders]
+    if not places or len({each.resolve() for each in places}) < len(places):
         raise QuestionError("name at least one RUN, and each once")
     runs: list[TrainedRun] = []
-    for place in places:
-        found = read_options(place)
-        setting = Setting(place, found["options"], str(found.get("model", "")))
-        for path in sorted(place.glob(f"{TRAINING}/mask=*/seed=*.jsonl")):
+    for run in places:
+        found = read_options(run)
+        setting = Setting(run, found["options"], str(found.get("model", "")))
+        for path in sorted(run.glob(f"{TRAINING}/mask=*/seed=*.jsonl")):
             mask, number = path.parent.name[len("mask=") :], path.stem[len("seed=") :]
             if not number.isdecimal() or str(seed := int(number)) != number:
                 raise DumpError(path, "must be named seed=<n>.jsonl, n a whole number")

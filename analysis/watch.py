@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from deltad.dumps.storage import place
 from deltad.steps import RATES, StepQuestion, StepScalars
 
 from .export import FORMAT, without_nan
@@ -86,7 +87,7 @@ class StepTable(Result):
         StepTable
             Without steps where there are none yet.
         """
-        files = StepFiles(Path(run), question)
+        files = StepFiles(place(run), question)
         files.refresh()
         return cls.from_files(files, **options)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from deltad.dumps.layout import check_arm
+from deltad.dumps.storage import must_be_local, place
 from deltad.steps import StepScalars, steps_path
 
 
@@ -52,7 +53,8 @@ class JsonLines:
     """
 
     def __init__(self, run: str | Path) -> None:
-        self.run = Path(run)
+        self.run = place(run)
+        must_be_local(self.run, "a monitor's file of lines")
 
     def log_step(self, step: StepScalars) -> None:
         """Append a step to the file of its arm, seed and (first) rank."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from deltad.dumps import KEY, METADATA_KEY, OPTIONAL, Dump, Metadata, part_batches, schema
 from deltad.dumps.batch import to_arrow
 from deltad.dumps.layout import PROMPTS, part_path
+from deltad.dumps.storage import copy_tree
 
 from .injections import CONTROLS, INJECTIONS, Injection, NothingToBreakError
 from .slots import Columns
@@ -171,7 +171,7 @@ class Rows:
             _write(part_path(out, arm, each, 0, 0), columns, metadata)
             prompts = self.dump.path / PROMPTS / f"seed={each}"
             if prompts.is_dir():
-                shutil.copytree(prompts, out / PROMPTS / prompts.name, dirs_exist_ok=True)
+                copy_tree(prompts, out / PROMPTS / prompts.name)
         return out
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 import typer
 
 from .options import Quiet
+from .places import as_place, is_url
 from .terminal import BAD_CONTENT, OptionError, complain, note, progress_bar, sink
 
 if TYPE_CHECKING:
@@ -26,8 +27,9 @@ Paths = Annotated[
     list[Path],
     typer.Argument(
         metavar="SOURCE… RUN",
-        help="Files or folders with the responses, and the folder of the dump last.",
+        help="Files or folders with the responses, and last the folder of the dump, or its URL.",
         show_default=False,
+        parser=as_place,
     ),
 ]
 
@@ -143,6 +145,8 @@ def import_(
             f"`--existing` must be one of {', '.join(get_args(Existing))}, got {existing!r}"
         )
     for path in (*sources, *(pre or ()), *(post or ()), *(join or ())):
+        if is_url(path):
+            raise OptionError(f"{path}: only RUN may be a URL; copy these files here")
         if not path.exists():
             raise OptionError(f"{path} does not exist")
         if not path.is_file() and not path.is_dir():

@@ -12,6 +12,8 @@ from typing import Any, ClassVar, Final, NamedTuple, get_args, get_origin
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from .places import as_place
+
 
 class Place(NamedTuple):
     """Where a command is, and its line in the list of commands.
@@ -142,6 +144,8 @@ class _Plain:
 
     def _read(self, value: Any) -> Any:
         """The value in its type; None where that is not plain."""
+        if self._kind is as_place and isinstance(value, str):
+            return as_place(value)
         if self._kind in (str, Path):
             return self._kind(value) if isinstance(value, (str, Path)) else None
         pattern = _NUMBERS.get(self._kind)
@@ -160,9 +164,12 @@ def _without_model(parameter: Any) -> Any:
     hint, info, usual = described.annotation, described.parameter_info, typer.Option()
     if get_origin(hint) is list:
         (hint,) = get_args(hint)
+    kind, usual.parser = hint, None
+    if hint is Path and info.parser is as_place:
+        kind, usual.parser = as_place, as_place
     if hint in (str, Path, bool, *_NUMBERS) and all(
         getattr(info, name) == getattr(usual, name) for name in _LOOKS
     ):
-        plain = _Plain(hint, info, model)
+        plain = _Plain(kind, info, model)
         parameter.get_runtime_param = lambda: plain
     return parameter

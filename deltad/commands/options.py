@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from .places import as_place
 from .terminal import OptionError, sink
 
 if TYPE_CHECKING:
@@ -26,7 +27,15 @@ DRAWN_FORMATS: Final = (*FORMATS, "png", "pdf", "svg")
 
 DEFAULT_PROTOCOL: Final = "shared:none, or the only arm"
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a dump.", show_default=False)]
+Run = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        help="Folder of a dump, or its URL.",
+        show_default=False,
+        parser=as_place,
+    ),
+]
 Threshold = Annotated[
     float | None,
     typer.Option(

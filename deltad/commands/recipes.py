@@ -15,6 +15,7 @@ import typer
 from .fields import field_parameters, parsed
 from .lazy import LightGroup, made
 from .options import Quiet
+from .places import as_place
 from .rates import ALL_PROTOCOLS, figure4, table
 from .terminal import INTERRUPTED, complain, note, termination_as_interruption
 
@@ -140,7 +141,12 @@ def _record_command(recipe: type[Recipe]) -> Callable[..., None]:
 
 def _own_parameters(recipe: type[Recipe]) -> dict[str, tuple[Any, Any]]:
     """Annotation and default of what a record command takes beside the recipe's fields."""
-    run = typer.Argument(metavar="RUN", help="Folder of the dump.", show_default=False)
+    run = typer.Argument(
+        metavar="RUN",
+        help="Folder of the dump, or its URL.",
+        show_default=False,
+        parser=as_place,
+    )
     variant = typer.Option(
         metavar="|".join(recipe.variants), help="Set of fields; single options win over it."
     )

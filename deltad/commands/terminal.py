@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
+from .places import is_url
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
@@ -151,7 +153,7 @@ def check_output(output: Path | None, run: Path) -> None:
     if output is None:
         return
     target = output.resolve()
-    if target.is_relative_to(run.resolve()):
+    if not is_url(run) and target.is_relative_to(run.resolve()):
         raise OptionError(f"{output} lies in the dump {run}: name a file outside of it")
     if target.is_dir():
         raise OptionError(f"cannot write {output}: it is a folder")

@@ -17,6 +17,7 @@ import typer
 from .fields import field_parameters, parsed
 from .lazy import LightGroup, made
 from .options import DRAWN_FORMATS, BootstrapSeed, Output, Quiet, format_option, write_result
+from .places import as_place
 from .recipes import FAILED, RECIPE_NAMES, Resume, Workers
 from .terminal import (
     INTERRUPTED,
@@ -89,7 +90,9 @@ def _own_parameters() -> dict[str, tuple[Any, Any]]:
     """Annotation and default of what a training's command takes beside the fields."""
     from deltad.probes.training import DEFAULT_SEEDS, MASKS
 
-    run = typer.Argument(metavar="RUN", help="Folder of the training.", show_default=False)
+    run = typer.Argument(
+        metavar="RUN", help="Folder of the training.", show_default=False, parser=as_place
+    )
     masks = typer.Option(
         metavar="NAME,NAME", help="Criteria to train with, none among them.", show_default="six"
     )
@@ -203,7 +206,12 @@ def _watching(run: Path, watch: bool) -> Iterator[None]:
 def curves(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN…", help="Folders of trainings.", show_default=False),
+        typer.Argument(
+            metavar="RUN…",
+            help="Folders of trainings, or URLs.",
+            show_default=False,
+            parser=as_place,
+        ),
     ],
     output: Output = None,
     baseline: Annotated[

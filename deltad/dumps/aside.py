@@ -97,7 +97,8 @@ def _upload(aside: Path, target: RemotePath, replace: bool) -> None:
     """Put a complete file into its place behind a URL, and remove it here."""
     run = target.parent.parent.parent
     try:
-        target.upload(aside, beside=run / aside.name, replace=replace)
+        beside = run / f"_writing.{aside.name.removeprefix('_writing.')}"
+        target.upload(aside, beside=beside, replace=replace)
     except FileExistsError as error:
         raise DumpError(
             str(target), "exists already: another writer has put it there meanwhile"

@@ -127,6 +127,11 @@ class RemotePath:
         return self._url.rpartition("/")[2]
 
     @property
+    def stem(self) -> str:
+        """Name without its ending."""
+        return PurePosixPath(self.name).stem
+
+    @property
     def suffix(self) -> str:
         """Ending of the name, with its dot."""
         return PurePosixPath(self.name).suffix

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from deltad.dumps import READINGS, DumpWriter, Metadata
+from deltad.dumps.storage import is_remote, place
 from deltad.dumps.writer import Existing
 
 from .assemble import Response, assemble
@@ -96,14 +98,14 @@ def import_dump(
 
     Files are streamed: besides what waits for its turn (`join.IN_MEMORY` records) a block of
     rows is held, and a number a response. The files appear in RUN together when all is read
-    and every value is sound; otherwise nothing does.
+    and every value is sound; otherwise nothing does. Where RUN is a URL they are uploaded then.
 
     Parameters
     ----------
     source : Source
         The responses; `ScoringFiles` or a reader of some trainer's or engine's files.
     run : str or Path
-        RUN, made if need be.
+        RUN, a folder or a URL, made if need be.
     metadata : mapping
         Keys of `Metadata` but for `top_k`: `vocab_size` must be there.
     pre, post : ScoringFiles, optional
@@ -135,7 +137,7 @@ def import_dump(
         A value of `metadata`, or a name, that is not possible; `UpdateError` where it is the
         update's.
     """
-    run = Path(run)
+    run = place(run)
     first, readings = _first(source, {"pre": pre, "post": post})
     longest, bare = _lists_of(first)
     top_k = top_k or top_k_of(run, arm, seed, existing)
@@ -154,7 +156,8 @@ def import_dump(
     )
     new = not run.exists()
     run.mkdir(parents=True, exist_ok=True)
-    staging = run / f"_importing.{secrets.token_hex(8)}"
+    aside = Path(tempfile.gettempdir()) if is_remote(run) else run
+    staging = aside / f"_importing.{secrets.token_hex(8)}"
     try:
         try:
             found = _write(task, staging, arm, seed)

@@ -6,8 +6,10 @@ import os
 from pathlib import Path
 
 from deltad.dumps import DumpError, Metadata, part_batches, part_numbers
+from deltad.dumps.aside import publish as publish_file
 from deltad.dumps.footers import scan
 from deltad.dumps.layout import part_path
+from deltad.dumps.storage import is_remote
 
 
 def check_run(run: Path, metadata: Metadata, arm: str, seed: int, existing: str) -> None:
@@ -56,12 +58,26 @@ def known_keys(run: Path, arm: str, seed: int) -> set[tuple[int, int | str]]:
 
 
 def publish(staging: Path, run: Path, arm: str, seed: int, existing: str) -> tuple[Path, ...]:
-    """Put complete files into their places."""
+    """Put complete files into their places.
+
+    In a folder they appear together. Behind a URL they come one by one, the first one last, so
+    that until then readers see that files are missing.
+    """
     numbers = part_numbers(staging, arm=arm, seed=seed)
     target = part_path(run, arm, seed, 0, 0).parent
     staged = part_path(staging, arm, seed, 0, 0).parent
     first = 0
-    if existing == "append" and target.is_dir():
+    if is_remote(run):
+        there = part_numbers(run, arm=arm, seed=seed)
+        if existing == "append":
+            first = max(there, default=-1) + 1
+        else:
+            for number in there:
+                part_path(run, arm, seed, 0, number).unlink(missing_ok=True)
+        for number in reversed(numbers):
+            place = part_path(run, arm, seed, 0, first + number)
+            publish_file(part_path(staging, arm, seed, 0, number), place)
+    elif existing == "append" and target.is_dir():
         first = max(part_numbers(run, arm=arm, seed=seed), default=-1) + 1
         for number in numbers:
             os.rename(

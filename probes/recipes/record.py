@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from deltad.dumps import METADATA_KEY, DumpError, Metadata, part_numbers
 from deltad.dumps.aside import remove_leftovers
+from deltad.dumps.storage import open_parquet, place, remove_tree
 
 from .recipe import Recipe, RecipeError
 from .workers import Progress, Report, default_workers, run
@@ -82,7 +81,7 @@ def record(
     recipe
         What to do.
     run_folder
-        The dump; made if need be.
+        The dump, a folder or a URL; made if need be.
     seeds
         How many, from 0, or which; by default the recipe's number.
     workers
@@ -116,7 +115,7 @@ def record(
     """
     if store not in STORED:
         raise RecipeError(f"`store` must be one of {', '.join(STORED)}, got {store!r}")
-    folder, stored = Path(run_folder), STORED[store]
+    folder, stored = place(run_folder), STORED[store]
     wanted = _wanted(recipe, seeds)
     if workers is not None and workers < 0:
         raise RecipeError(f"`workers` must be at least 0, got {workers}")
@@ -196,7 +195,8 @@ def _recorded(folder: Path) -> Iterator[tuple[Path, Metadata]]:
     """Metadata of the files of a dump, complete or not."""
     for path in sorted(folder.glob("arm=*/seed=*/part-*.parquet")):
         try:
-            found = pq.read_metadata(path).metadata or {}
+            with open_parquet(path) as file:
+                found = file.metadata.metadata or {}
         except (pa.ArrowException, OSError) as error:
             raise DumpError(
                 path, f"cannot be read ({error}): delete it to record it anew"
@@ -233,11 +233,11 @@ def _tidy(recipe: Recipe, folder: Path, seeds: list[int]) -> None:
         if is_complete(recipe, folder, seed):
             continue
         for part in folder.glob(f"arm=*/seed={seed}"):
-            shutil.rmtree(part)
-        shutil.rmtree(folder / "_prompts" / f"seed={seed}", ignore_errors=True)
-    for place in (*folder.glob("arm=*"), folder / "_prompts", folder):
-        if place.is_dir() and not any(place.iterdir()):
-            place.rmdir()
+            remove_tree(part)
+        remove_tree(folder / "_prompts" / f"seed={seed}")
+    for each in (*folder.glob("arm=*"), folder / "_prompts", folder):
+        if each.is_dir() and not any(each.iterdir()):
+            each.rmdir()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deltad.dumps.aside import remove_leftovers
+from deltad.dumps.storage import must_be_local, place
 from deltad.probes.recipes.recipe import RecipeError
 from deltad.probes.recipes.record import threads_put_back, use_one_thread
 from deltad.probes.recipes.workers import Report, default_workers, run
@@ -87,6 +88,7 @@ def train(
     KeyboardInterrupt
         Everything up to the last complete rollout batch is kept.
     """
+    must_be_local(place(run_folder), "a training")
     folder = Path(run_folder)
     wanted = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if not wanted or min(wanted) < 0 or len(set(wanted)) < len(wanted):

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-import pyarrow.parquet as pq
-
 from deltad.dumps import Metadata, part_numbers
 from deltad.dumps.layout import part_path
+from deltad.dumps.storage import is_remote, open_parquet, place
 from deltad.dumps.writer import Existing
 from deltad.probes.errors import ProbeError
 from deltad.probes.recorder import Recorder
@@ -48,7 +47,7 @@ class RunRecorder:
         metadata: Callable[[str], Metadata],
         existing: Existing = "refuse",
     ) -> None:
-        self.run = Path(run)
+        self.run = place(run)
         self._arm = arm
         self._seed = seed
         self._rank = rank
@@ -77,9 +76,10 @@ class RunRecorder:
             self.run.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ProbeError(
-                f"`run` must be a folder that can be made, got {self.run}: {error.strerror}"
+                f"`run` must be a folder that can be made, got {self.run}: "
+                f"{error.strerror or error}"
             ) from error
-        if not os.access(self.run, os.W_OK):
+        if not is_remote(self.run) and not os.access(self.run, os.W_OK):
             raise ProbeError(f"`run` must be a folder that can be written to, got {self.run}")
         if resumed:
             self._forget_from(step)
@@ -143,7 +143,8 @@ class RunRecorder:
     def _forget_from(self, step: int) -> None:
         """Remove the files of steps that will be made once more."""
         for part in reversed(self._parts()):
-            steps = pq.read_table(part, columns=["step"], partitioning=None)["step"].to_numpy()
+            with open_parquet(part, ["step"]) as file:
+                steps = file.read(columns=["step"])["step"].to_numpy()
             if not len(steps) or steps.max() < step:
                 return
             if steps.min() < step:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, Self, get_args
 
+from deltad.dumps.storage import place
 from deltad.dumps.writer import Existing
 from deltad.probes.errors import ProbeError
 
@@ -126,7 +127,7 @@ def _value(variable: str, name: str, text: str) -> Any:
         raise ProbeError(f"{variable} must be one of {', '.join(_CHOICES[name])}, got {text!r}")
     if name == "behavior":
         return _object(variable, text)
-    return Path(text) if name == "run" else text
+    return place(text) if name == "run" else text
 
 
 def _object(variable: str, text: str) -> dict[str, Any]:
