@@ -78,3 +78,16 @@ def missing(id: str, what: str, limit: float, why: str, **options: bool | str) -
     """A goal that cannot be measured here, and why."""
     unit, at_least = str(options.get("unit", "×")), bool(options.get("at_least", False))
     return Row(id=id, what=what, limit=limit, figure=None, unit=unit, at_least=at_least, note=why)
+
+
+def asked(prefixes: tuple[str, ...], *families: str) -> bool:
+    """Whether rows of any of the families ("R1", "R2") are wanted.
+
+    A prefix may be shorter or longer than a family's: "R", "R1 bf16 H1024". Without prefixes all
+    are.
+    """
+    return not prefixes or any(
+        family.startswith(prefix) or prefix.startswith(family)
+        for family in families
+        for prefix in prefixes
+    )

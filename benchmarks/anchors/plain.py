@@ -43,7 +43,9 @@ def float64_head(hidden: Tensor, weight: Tensor, ids: Tensor, *, rows: int = 256
     return found
 
 
-LOG_SOFTMAX: Final = Anchor("float log_softmax", "logits.float().log_softmax().gather", log_softmax)
+LOG_SOFTMAX: Final = Anchor(
+    "float log_softmax", "logits.float().log_softmax().gather", log_softmax, "torch"
+)
 BF16_LOG_SOFTMAX: Final = Anchor(
-    "bf16 log_softmax", "log_softmax of the logits in their own dtype", log_softmax_in_dtype
+    "bf16 log_softmax", "log_softmax of logits in their own dtype", log_softmax_in_dtype, "torch"
 )
