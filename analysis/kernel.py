@@ -132,10 +132,22 @@ def count_arms(
     DumpError
         A row holds an impossible value; names file, row and column, of the first such file.
     """
-    # The protocol says which arms are asked, which no span needs to know.
-    counter = ArmCounter(replace(question, protocol=""), plain)
+    counter = arm_counter(dump, question, arms, recompute=recompute, plain=plain)
     found = read_arms(counter, dump, arms, engine=engine, progress=progress)
     return {key: ArmCounts.joined(parts) for key, parts in found.items()}
+
+
+def arm_counter(
+    dump: Dump,
+    question: Question,
+    arms: Iterable[str],
+    *,
+    recompute: bool = False,
+    plain: bool = False,
+) -> ArmCounter:
+    """What counts a span of some arms; parameters as of `count_arms`."""
+    # The protocol says which arms are asked, which no span needs to know.
+    return ArmCounter(replace(question, protocol=""), plain)
 
 
 def require_outside(dump: Dump, arms: Iterable[str]) -> None:
