@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .adapter import base_of, low_rank
 from .errors import ProbeError
-from .readout import Readout, readout
+from .readout import Readout, read_logits, readout
 from .sharded.tensors import local_rows, whole
 from .sharded.vocab import VocabShard
 
@@ -167,25 +167,82 @@ class Head:
         temperature: float,
         token_chunk: int,
         vocab_chunk: int,
+        entropy: bool = False,
+        workers: int = 1,
     ) -> Readout:
         """Read the policy from hidden states; see `readout`.
 
         Where the head is tensor-parallel all its ranks call this together.
         """
-        shard = self.shard()
         return readout(
             hidden,
             self.weight,
             ids,
-            bias=self.bias,
-            scale=self.scale,
-            softcap=self.softcap,
             temperature=temperature,
             token_chunk=token_chunk,
             vocab_chunk=vocab_chunk,
-            low_rank=self.low_rank(hidden),
-            shard=shard,
+            entropy=entropy,
+            workers=workers,
+            **self._how(hidden),
         )
+
+    def read_logits(
+        self,
+        hidden: Tensor,
+        logits: Tensor,
+        ids: Tensor,
+        *,
+        temperature: float,
+        token_chunk: int,
+        vocab_chunk: int,
+        rows: Tensor | None = None,
+        entropy: bool = False,
+        workers: int = 1,
+    ) -> Readout:
+        """Read the policy where its logits exist already; see `readout.read_logits`.
+
+        Parameters
+        ----------
+        hidden : Tensor, shape (token, hidden)
+            What enters the head.
+        logits : Tensor, shape (position, vocab)
+            What the head's module made of it, before scale and bound; this rank's ids where the
+            head is tensor-parallel, whose ranks call this together.
+        ids : Tensor of int, shape (token, id)
+            As in `readout`.
+        rows : Tensor of int, shape (token,), optional
+            Positions of the tokens; by default they are the positions.
+        temperature, token_chunk, vocab_chunk, entropy, workers
+            As in `readout`.
+
+        Returns
+        -------
+        Readout
+            Of these tokens.
+        """
+        return read_logits(
+            hidden,
+            self.weight,
+            logits,
+            ids,
+            rows=rows,
+            temperature=temperature,
+            token_chunk=token_chunk,
+            vocab_chunk=vocab_chunk,
+            entropy=entropy,
+            workers=workers,
+            **self._how(hidden),
+        )
+
+    def _how(self, hidden: Tensor) -> dict[str, Any]:
+        """What of the head a readout must know beside the weight."""
+        return {
+            "shard": self.shard(),
+            "bias": self.bias,
+            "scale": self.scale,
+            "softcap": self.softcap,
+            "low_rank": self.low_rank(hidden),
+        }
 
     def own_logits(self, logits: Tensor, rows: Tensor) -> Tensor:
         """Logits that the model gave at some positions, over all ids.

@@ -163,7 +163,12 @@ def _score(
         ]
     )
     read = head.read(
-        states, padded, temperature=temperature, token_chunk=token_chunk, vocab_chunk=vocab_chunk
+        states,
+        padded,
+        temperature=temperature,
+        token_chunk=token_chunk,
+        vocab_chunk=vocab_chunk,
+        entropy=True,
     )
     if logits is not None:
         some = min(8, counts[0])
@@ -172,7 +177,8 @@ def _score(
             temperature=temperature, dtypes={logits.dtype, hidden.dtype},
         )  # fmt: skip
     logprobs, collision, entropy = (
-        each.tolist() for each in (read.logprobs, read.collision, read.entropy)
+        [] if each is None else each.tolist()
+        for each in (read.logprobs, read.collision, read.entropy)
     )
     first = 0
     for request, count in zip(group, counts, strict=True):

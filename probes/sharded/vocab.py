@@ -104,6 +104,45 @@ class VocabShard:
         found = torch.where(held, sums[:, 3 : 3 + width], torch.nan)
         return highest, sums[:, 0], sums[:, 1], sums[:, 2], found
 
+    def highest(self, z: Tensor, spread: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Tell all ranks the logits that one of them has; one all-reduce of a maximum.
+
+        Parameters
+        ----------
+        z : Tensor, shape (token, id)
+            Logits at ids of this rank, NaN at others.
+        spread : Tensor, shape (token,)
+            Its maximum is wanted too.
+        ids : Tensor of int, shape (token, id)
+            Of all ranks; negative ids are padding, which nobody has.
+
+        Returns
+        -------
+        z, spread : Tensor
+            Of all ids; NaN at padding, and where the rank that has the id found NaN.
+        """
+        mine = (ids >= self.first) & (ids < self.first + self.sizes[self._rank()])
+        known = torch.where(mine & ~z.isnan(), z, -torch.inf)
+        # A maximum loses NaN on some backends: it travels as a number of its own.
+        lost = (mine & z.isnan()).to(z.dtype)
+        both = torch.cat([known, lost, spread[:, None]], 1)
+        distributed.all_reduce(both, distributed.ReduceOp.MAX, group=self.group)
+        width = z.shape[1]
+        found = torch.where(
+            (both[:, width : 2 * width] > 0) | (ids < 0), torch.nan, both[:, :width]
+        )
+        return found, both[:, -1]
+
+    def add(self, sums: Tensor) -> Tensor:
+        """Sum over the ranks; one all-reduce."""
+        sums = sums.clone()
+        distributed.all_reduce(sums, group=self.group)
+        return sums
+
+    def _rank(self) -> int:
+        """Number of this rank within its group."""
+        return distributed.get_rank(self.group)
+
     def gather(self, logits: Tensor) -> Tensor:
         """Join the logits of all ranks: (token, this rank's rows) to (token, all rows)."""
         widest = max(self.sizes)

@@ -104,6 +104,7 @@ class HiddenReader:
             hidden,
             torch.cat([listed, token_ids[0, :, None]], 1),
             temperature=temperature_of(data),
+            entropy=True,
             **_CHUNKS,
         )
         dtypes = {"hidden_dtype": hidden.dtype, "head_dtype": head.weight.dtype}
@@ -115,8 +116,7 @@ class HiddenReader:
         found = PolicyLogprobs(
             read.logprobs[None, :, -1],
             None if topk_ids is None else read.logprobs[None, :, :-1],
-            read.collision[None],
-            read.entropy[None],
+            *(None if each is None else each[None] for each in (read.collision, read.entropy)),
         )
         self._found = found, head, dtypes
 

@@ -66,7 +66,7 @@ OPTIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "plain")
 def test_agrees_with_float64_within_1e5_nats(options: dict[str, Any]) -> None:
     hidden, weight, ids = inputs()
-    read = readout(hidden, weight, ids, token_chunk=8, vocab_chunk=23, **options)
+    read = readout(hidden, weight, ids, token_chunk=8, vocab_chunk=23, entropy=True, **options)
     logprobs = oracle(hidden, weight, **options)
     probs = logprobs.exp()
     assert worst(read.logprobs, logprobs.gather(1, ids)) < 1e-5
@@ -106,7 +106,7 @@ def test_mixed_dtypes_are_read_in_the_wider_one() -> None:
 @pytest.mark.parametrize("spread", [1e-3, 5.0, 60.0])
 def test_flat_and_extremely_peaked_policies(spread: float) -> None:
     hidden, weight, ids = inputs(spread=spread)
-    read = readout(hidden, weight, ids, vocab_chunk=10)
+    read = readout(hidden, weight, ids, vocab_chunk=10, entropy=True)
     logprobs = oracle(hidden, weight)
     probs = logprobs.exp()
     # z itself is only known to an ulp of its float32 size.
@@ -154,7 +154,7 @@ def test_padding_ids_give_nan_and_leave_the_rest() -> None:
     read = readout(hidden, weight, padded)
     assert bool(read.logprobs[:, 3].isnan().all())
     others = [0, 1, 2, 4, 5, 6]
-    assert torch.equal(read.logprobs[:, others], readout(hidden, weight, ids).logprobs[:, others])
+    assert worst(read.logprobs[:, others], readout(hidden, weight, ids).logprobs[:, others]) < 1e-6
 
 
 def test_a_repeated_id_gives_the_same_number() -> None:
@@ -168,7 +168,7 @@ def test_minus_infinity_in_the_bias_bars_an_id() -> None:
     hidden, weight, ids = inputs()
     bias = torch.zeros(VOCAB)
     bias[40:] = -torch.inf
-    read = readout(hidden, weight, ids % 40, bias=bias, vocab_chunk=20)
+    read = readout(hidden, weight, ids % 40, bias=bias, vocab_chunk=20, entropy=True)
     logprobs = oracle(hidden, weight[:40])
     assert worst(read.logprobs, logprobs.gather(1, ids % 40)) < 1e-5
     assert worst(read.entropy, -(logprobs.exp() * logprobs).sum(1)) < 1e-5
@@ -176,9 +176,12 @@ def test_minus_infinity_in_the_bias_bars_an_id() -> None:
 
 def test_no_tokens() -> None:
     _, weight, _ = inputs()
-    read = readout(torch.empty(0, HIDDEN), weight, torch.empty(0, 3, dtype=torch.long))
+    none = torch.empty(0, 3, dtype=torch.long)
+    read = readout(torch.empty(0, HIDDEN), weight, none, entropy=True)
     assert read.logprobs.shape == (0, 3)
-    assert read.entropy.shape == read.collision.shape == read.logsumexp.shape == (0,)
+    for values in (read.entropy, read.collision, read.logsumexp):
+        assert values is not None
+        assert values.shape == (0,)
 
 
 def test_inputs_are_left_as_they_are() -> None:
@@ -231,7 +234,7 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.settings: set[tuple[str, str]] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (torch.ops.aten.mm.default, torch.ops.aten.mm.out):
+        if func in (torch.ops.aten.mm.out, torch.ops.aten.addmm_.default):
             mkldnn: Any = torch.backends.mkldnn
             cuda = torch.backends.cuda.matmul.fp32_precision
             self.settings.add((mkldnn.matmul.fp32_precision, cuda))

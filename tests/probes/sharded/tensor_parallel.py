@@ -183,7 +183,12 @@ def readout_of_shards(out: Path) -> None:
         weight = torch.randn(97, 16, generator=generator, dtype=dtype) * 2
         bias = torch.randn(97, generator=generator, dtype=dtype)
         ids = torch.randint(-1, 97, (7, 5), generator=generator)
-        options: dict[str, Any] = {"softcap": 9.0, "temperature": 0.7, "vocab_chunk": 10}
+        options: dict[str, Any] = {
+            "softcap": 9.0,
+            "temperature": 0.7,
+            "vocab_chunk": 10,
+            "entropy": True,
+        }
         expected = readout(hidden, weight, ids, bias=bias, **options)
         for cuts in ((0, 49, 97), (0, 90, 97), (0, 97, 97), (0, 0, 97)):
             mine = slice(cuts[rank], cuts[rank + 1])

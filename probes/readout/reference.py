@@ -1,49 +1,25 @@
-"""From hidden states to log-probs, entropy and collision, in tiles of the logits."""
+"""The plain readout: float32 tiles under a running maximum, ids read from the tiles."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .errors import ProbeError
-from .sharded.vocab import VocabShard
+from deltad.probes.sharded.vocab import VocabShard
+
+from .checks import check_options, check_shapes
+from .precision import full_precision, wide_dtype
+from .result import Readout
 
 # A z this far below the maximum has weight 0 in float64; it keeps 0 · −∞ out of the entropy.
 _FLOOR = -1e4
 
 
-@dataclass(frozen=True)
-class Readout:
-    """What a policy says at N positions; all tensors are float64.
-
-    Attributes
-    ----------
-    logsumexp : Tensor, shape (token,)
-        log Σ_j exp z_j of the logits z at the temperature, in nats.
-    logprobs : Tensor, shape (token, id)
-        log π at the ids asked for, in nats; NaN where the id was negative (padding).
-    entropy : Tensor, shape (token,)
-        −Σ_j π_j log π_j over the whole vocabulary, in nats.
-    collision : Tensor, shape (token,)
-        Σ_j π_j² over the whole vocabulary, in (0, 1].
-    full : mapping of str to (Tensor, Tensor), each of shape (token,)
-        D and Ḋ over the whole vocabulary by divergence, where all of μ is known.
-    """
-
-    logsumexp: Tensor
-    logprobs: Tensor
-    entropy: Tensor
-    collision: Tensor
-    full: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-
-
 @torch.no_grad()
-def readout(
+def reference_readout(
     hidden: Tensor,
     head_weight: Tensor,
     ids: Tensor,
@@ -57,7 +33,9 @@ def readout(
     low_rank: Sequence[tuple[Tensor, Tensor]] = (),
     shard: VocabShard | None = None,
 ) -> Readout:
-    r"""Log-probs at given ids, logsumexp, entropy and collision of softmax(z / T).
+    r"""Log-probs at given ids, logsumexp, entropy and collision of softmax(z / T), plainly.
+
+    What `readout` is held against, and falls back on where it cannot do.
 
     .. math:: z = c \tanh\!\big(s\,(W h + b) / c\big), \qquad
               \log\pi_j = z_j / T - \log \textstyle\sum_i \exp(z_i / T)
@@ -112,16 +90,16 @@ def readout(
     Two words with logits log 3 and 0, so probabilities ¾ and ¼:
 
     >>> import math
-    >>> r = readout(
+    >>> r = reference_readout(
     ...     torch.tensor([[1.0]]), torch.tensor([[math.log(3)], [0.0]]), torch.tensor([[1, 0]])
     ... )
     >>> [round(p, 6) for p in r.logprobs.exp()[0].tolist()], round(r.collision.item(), 6)
     ([0.25, 0.75], 0.625)
     """
     rows_of_all = head_weight.shape[0] if shard is None else shard.total
-    _check(hidden, head_weight, ids, rows_of_all, bias)
-    _check_positive(softcap, temperature, token_chunk, vocab_chunk)
-    dtype = torch.promote_types(torch.promote_types(hidden.dtype, head_weight.dtype), torch.float32)
+    check_shapes(hidden, head_weight, ids, rows_of_all, bias)
+    check_options(softcap, temperature, token_chunk, vocab_chunk)
+    dtype = wide_dtype(hidden, head_weight)
     tokens, vocab = hidden.shape[0], head_weight.shape[0]
     offset = 0 if shard is None else shard.first
     sums = _Sums(tokens, ids, hidden.device)
@@ -203,59 +181,3 @@ class _Sums:
             entropy=(log_total - self.weighted / self.total).clamp(min=0.0),
             collision=self.squares / self.total.square(),
         )
-
-
-@contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
-    """Float32 products in float32: no autocast, no TF32 or bfloat16 inside matrix products."""
-    mkldnn: Any = torch.backends.mkldnn  # its stubs leave `matmul` out
-    backends: list[Any] = [mkldnn.matmul, torch.backends.cuda.matmul]
-    before = [backend.fp32_precision for backend in backends]
-    try:
-        for backend in backends:
-            backend.fp32_precision = "ieee"
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        for backend, precision in zip(backends, before, strict=True):
-            backend.fp32_precision = precision
-
-
-def _check(
-    hidden: Tensor,
-    head_weight: Tensor,
-    ids: Tensor,
-    rows: int,
-    bias: Tensor | None,
-) -> None:
-    """Refuse shapes that do not match, and ids that the head has no row for."""
-    if hidden.ndim != 2 or head_weight.ndim != 2 or hidden.shape[1] != head_weight.shape[1]:
-        raise ProbeError(
-            "`hidden` (token, hidden) and `head_weight` (vocab, hidden) must agree in their last "
-            f"axis, got shapes {tuple(hidden.shape)} and {tuple(head_weight.shape)}"
-        )
-    if ids.ndim != 2 or ids.shape[0] != hidden.shape[0]:
-        raise ProbeError(
-            f"`ids` must have shape ({hidden.shape[0]}, id), a row for each hidden state; "
-            f"got {tuple(ids.shape)}"
-        )
-    if ids.numel() and int(ids.max()) >= rows:
-        raise ProbeError(f"`ids` must be below {rows}, the rows of the head; got {int(ids.max())}")
-    if bias is not None and bias.shape != head_weight.shape[:1]:
-        raise ProbeError(
-            f"`bias` must have shape ({head_weight.shape[0]},), got {tuple(bias.shape)}"
-        )
-
-
-def _check_positive(
-    softcap: float | None, temperature: float, token_chunk: int, vocab_chunk: int
-) -> None:
-    """Refuse options that must be positive and are not."""
-    for name, value in (
-        ("temperature", temperature),
-        ("token_chunk", token_chunk),
-        ("vocab_chunk", vocab_chunk),
-        ("softcap", softcap),
-    ):
-        if value is not None and not value > 0:
-            raise ProbeError(f"`{name}` must be positive, got {value}")
