@@ -27,7 +27,8 @@ class Choice:
     looked_at : int
         Rows of the sequences that were drawn.
     outside : int
-        Of these, tokens outside the region.
+        Of these, tokens outside the region that are not recorded: where only the disagreement
+        tokens are.
     weight : float or None
         What a recorded row stands for, where sequences are drawn.
     """

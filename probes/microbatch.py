@@ -49,7 +49,7 @@ class MicroBatch:
         self.forward: Forward | None = None
         self._rows: Rows | None = None
         self._keep: Tensor | None = tokens.keep
-        self._b, self._j = tokens.where()
+        self._b, self._j = (torch.empty(0), torch.empty(0)) if idle else tokens.where()
         self._ids = torch.empty(0)
         self._full: Tensor | None = None
         self._places: Places | None = None
@@ -107,6 +107,8 @@ class MicroBatch:
         ProbeError
             Not bool, or another shape.
         """
+        if self.idle:
+            return
         keep = torch.as_tensor(keep)
         if keep.dtype != torch.bool or keep.shape not in (
             self._b.shape,
@@ -281,9 +283,9 @@ class MicroBatch:
             Which rows they are.
         head : Head
             Of the model.
-        logits : Tensor, shape (row, vocab), optional
-            What the head made of `selected` in the training forward: the mass beyond the ids of
-            the rows is then taken from there.
+        logits : Tensor, shape (position, vocab), optional
+            What the head made in the training forward: the mass beyond the ids of all rows is
+            then taken from there.
         **options
             For `Head.read`.
 
@@ -296,7 +298,13 @@ class MicroBatch:
         if logits is None:
             read = head.read(selected, ids.to(selected.device), **options)
         else:
-            read = head.read_logits(selected, logits, ids.to(selected.device), **options)
+            read = head.read_logits(
+                selected,
+                logits,
+                ids.to(selected.device),
+                rows=self.places.index.to(logits.device),
+                **options,
+            )
         if self._full is not None:
             full = read_whole(self._full[rows], selected, ids[:, -1], head, options)
             read = dataclasses.replace(read, full=full)

@@ -464,7 +464,7 @@ class UpdateProbe:
             if choice is None:
                 continue
             self.skipped_tokens += choice.skipped
-            if callable(skip) and (choice.skipped or choice.outside):
+            if callable(skip) and choice.skipped:
                 skip(self.arm, choice.skipped, outside=choice.outside)
 
     def _is_ours(self, optimizer: Any) -> bool:

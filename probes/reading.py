@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Callable
 from typing import Any, Final, Literal, TypeVar, get_args
 
@@ -17,7 +16,6 @@ from .errors import ProbeError
 from .forward import Forward, again, own_logits
 from .head import Head
 from .microbatch import MicroBatch
-from .parts import joined
 from .plan import Plan
 from .readout import Readout
 from .selection import Selection
@@ -33,9 +31,6 @@ Pre = Literal["auto", "training", "matching"]
 
 Tail = Literal["auto", "head", "logits"]
 """Where the mass beyond a row's ids comes from in *pre*; see `UpdateProbe`."""
-
-_ROWS_OF_LOGITS: Final = 64
-"""Rows of existing logits that are copied at once."""
 
 # Rounding in other shapes, in nats, up to which *pre* of a cut forward may come from the whole.
 _AS_GOOD_AS_EXACT: Final = 1e-5
@@ -118,9 +113,8 @@ class PolicyReader:
             "temperature": temperature,
             "token_chunk": token_chunk,
             "vocab_chunk": vocab_chunk,
-            **{k: v for k, v in reading.items() if k in inspect.signature(Head.read).parameters},
+            **reading,
         }
-        self._token_chunk = token_chunk
         self._temperature = temperature
         self._verified: bool | None = None
         self._unproved_after = True
@@ -231,11 +225,11 @@ class PolicyReader:
         if plan is None and self._cuts and self._pre == "matching":
             with self._sharding.visit():
                 batch.replace_pre(np.arange(batch.size), self._read_again(batch, forward)[1])
-        outside = 0
+        kept, outside = wanted(), 0
         if selection.keep == "disagreement":
-            outside = int((drawn & selection.outside(batch.criterion_tokens())).sum())
+            outside = int((drawn & selection.outside(batch.criterion_tokens())).sum()) - len(kept)
         batch.choice = Choice(
-            kept=wanted(),
+            kept=kept,
             read=read,
             plan=plan,
             looked_at=int(drawn.sum()),
@@ -333,22 +327,9 @@ class PolicyReader:
         self._head_dtype = self._head.weight.dtype
         if logits is None:
             return batch.read(hidden, self._head, **self._reading)
-        selected = batch.select(hidden)
         flat = logits.reshape(-1, logits.shape[-1])
-        index = batch.places.index.to(flat.device)
-        rows = torch.arange(batch.size)
-        # A few at a time: the rows of the logits that are wanted are copied.
-        return joined(
-            [
-                batch.read_at(
-                    selected[part.to(selected.device)],
-                    part,
-                    self._head,
-                    logits=flat.index_select(0, index[part.to(flat.device)]),
-                    **self._reading,
-                )
-                for part in _split(rows, _ROWS_OF_LOGITS)
-            ]
+        return batch.read_at(
+            batch.select(hidden), slice(None), self._head, logits=flat, **self._reading
         )
 
     def _read_cut(
@@ -434,8 +415,3 @@ def _is_logits(value: Any) -> bool:
 def _same_bits(first: Tensor, second: Tensor) -> bool:
     """Equal everywhere, NaN with NaN."""
     return bool(((first == second) | (first.isnan() & second.isnan())).all())
-
-
-def _split(rows: Tensor, size: int) -> list[Tensor]:
-    """Rows in blocks."""
-    return [rows[start : start + size] for start in range(0, len(rows), size)]

@@ -141,6 +141,7 @@ class Chain:
             temperature=recipe.temperature,
             token_chunk=TOKEN_CHUNK,
             vocab_chunk=VOCAB_CHUNK,
+            entropy=True,
             ladder=ladder,
         )
         with recorder, probe:

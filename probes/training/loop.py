@@ -200,6 +200,7 @@ class Trainer:
             step=first,
             token_chunk=TOKEN_CHUNK,
             vocab_chunk=VOCAB_CHUNK,
+            entropy=True,
         )
         with ExitStack() as stack:
             stack.enter_context(recorder)

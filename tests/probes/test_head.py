@@ -49,7 +49,7 @@ def test_any_module_with_a_head_works() -> None:
         UpdateProbe(model, optimizer, Sink(), head=model.out)
     sink = Sink()
     before = reference(model, each)
-    with UpdateProbe(model, optimizer, sink, head=model.out, vocab_size=96) as probe:
+    with UpdateProbe(model, optimizer, sink, head=model.out, vocab_size=96, entropy=True) as probe:
         step(model, optimizer, [each], probe)
     assert probe.readout_metadata["verified"] is True
     expected = expected_rows(before, each, "pre")
@@ -89,7 +89,7 @@ def test_the_transform_of_the_logits_is_found(name: str) -> None:
     optimizer = adamw(model)
     sink = Sink()
     before = reference(model, each)
-    with UpdateProbe(model, optimizer, sink) as probe:
+    with UpdateProbe(model, optimizer, sink, entropy=True) as probe:
         step(model, optimizer, [each], probe)
     assert probe.readout_metadata["verified"] is True
     expected = expected_rows(before, each, "pre")

@@ -57,7 +57,7 @@ def test_pre_and_post_are_the_policies_before_and_after_the_step(
     optimizer = adamw(model)
     sink = Sink()
     before = reference(model, each, temperature)
-    with UpdateProbe(model, optimizer, sink, temperature=temperature) as probe:
+    with UpdateProbe(model, optimizer, sink, temperature=temperature, entropy=True) as probe:
         step(model, optimizer, [each], probe, temperature=temperature)
     after = reference(model, each, temperature)
     (arm, rows), *rest = sink.calls
@@ -139,7 +139,7 @@ def test_pre_of_the_next_step_is_post_of_this_one(pre: Pre) -> None:
     batches = [batch(model, seed=seed) for seed in range(2)]
     optimizer = adamw(model)
     sink = Sink()
-    with UpdateProbe(model, optimizer, sink, pre=pre) as probe:
+    with UpdateProbe(model, optimizer, sink, pre=pre, entropy=True) as probe:
         for _ in range(3):
             step(model, optimizer, batches, probe)
     for (_, now), (_, after) in zip(sink.calls[:-2], sink.calls[2:], strict=True):

@@ -55,7 +55,7 @@ def test_the_weights_are_read_after_the_step_also_within_autocast() -> None:
     sink = Sink()
     with (
         torch.autocast("cpu", torch.bfloat16),
-        UpdateProbe(model, optimizer, sink) as probe,
+        UpdateProbe(model, optimizer, sink, entropy=True) as probe,
     ):
         step(model, optimizer, [each], probe)
     with torch.autocast("cpu", torch.bfloat16):

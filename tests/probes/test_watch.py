@@ -94,7 +94,7 @@ def test_a_fused_head_is_read_from_the_body() -> None:
     fuse(model)
     optimizer = adamw(model)
     sink = Sink()
-    with UpdateProbe(model, optimizer, sink) as probe:
+    with UpdateProbe(model, optimizer, sink, entropy=True) as probe:
         probe.expect(each.tokens)
         backward(model(**each.inputs).loss)
         optimizer.step()

@@ -145,7 +145,11 @@ class Sink:
     def deltas(self, arm: str | None = None) -> np.ndarray[Any, Any]:
         """post − pre of every number that is recorded twice, flattened."""
         names = ("{}_logprob", "topk_{}_logprobs", "{}_collision", "{}_entropy")
-        pairs = [(name.format("pre"), name.format("post")) for name in names]
+        pairs = [
+            (name.format("pre"), name.format("post"))
+            for name in names
+            if name.format("pre") in self.calls[0][1]
+        ]
         return np.concatenate(
             [(self.column(b, arm) - self.column(a, arm)).ravel() for a, b in pairs]
         )
