@@ -15,6 +15,9 @@ from deltad.divergence import DIVERGENCES
 from deltad.masks import DEFAULT_THRESHOLD, NONE, Criterion, CriterionError
 from deltad.weights import WEIGHTS, Weight
 
+from .stored_rules import QuestionError as QuestionError
+from .stored_rules import check_stored, check_vectors
+
 if TYPE_CHECKING:
     from deltad.dumps import Dump, Metadata
 
@@ -23,10 +26,6 @@ SHARED: Final = "shared:"
 ZERO_STEP: Final = "zero-step"
 BOTH: Final = ("pre", "post")
 """The readings of the policy that ΔD is made of."""
-
-
-class QuestionError(ValueError):
-    """A question that makes no sense, or that this dump cannot answer."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,9 @@ class Question:
                 f"`protocol` must be `own` or `shared:` and an arm, got {self.protocol!r}"
             )
 
-    def resolve(self, dump: Dump, *, needs: Collection[str] = BOTH) -> Resolved:
+    def resolve(
+        self, dump: Dump, *, needs: Collection[str] = BOTH, disagreement_only: bool = False
+    ) -> Resolved:
         """Settle the protocol and the arms for one dump.
 
         Parameters
@@ -97,6 +98,9 @@ class Question:
         needs : collection of {"pre", "post"}
             Readings of the policy that the answer cannot do without: both for ΔD, and "pre"
             alone for D, Ḋ and decisions.
+        disagreement_only : bool
+            Whether the answer is made of the tokens that exactly one criterion masks, and of the
+            number outside: what a dump can tell that stores no others.
 
         Returns
         -------
@@ -107,8 +111,9 @@ class Question:
         ------
         QuestionError
             There is no such arm; no arm applied the question's mask (`own`); a seed is
-            missing in one of the arms; the stored rule left out tokens that are asked for; or
-            a criterion needs a column, or the answer a reading, that is missing.
+            missing in one of the arms; the stored rule left out tokens, or the vectors' rule
+            vectors, that are asked for; or a criterion needs a column, or the answer a reading,
+            that is missing.
         """
         question = self if self.protocol else replace(self, protocol=_default_protocol(dump))
         judged, against = decider(question.criterion), decider(question.baseline)
@@ -123,7 +128,8 @@ class Question:
         _check_seeds(dump, resolved)
         for arm in resolved.arms:
             check_readings(dump, arm, needs)
-            _check_stored(dump, arm, question)
+            check_stored(dump, arm, question, disagreement_only=disagreement_only)
+            check_vectors(dump, arm, question)
             for each in (judged, against):
                 check_columns(dump, arm, each)
         return resolved
@@ -168,7 +174,9 @@ def decider(name: str) -> Criterion | Weight:
     return WEIGHTS[name].criterion or WEIGHTS[name]
 
 
-def answerable_protocols(dump: Dump, question: Question) -> tuple[list[str], dict[str, str]]:
+def answerable_protocols(
+    dump: Dump, question: Question, *, disagreement_only: bool = False
+) -> tuple[list[str], dict[str, str]]:
     """Find every protocol under which a dump can answer a question.
 
     Parameters
@@ -177,6 +185,8 @@ def answerable_protocols(dump: Dump, question: Question) -> tuple[list[str], dic
         Only its footers are read.
     question : Question
         Its own protocol is not looked at.
+    disagreement_only : bool
+        As `Question.resolve`.
 
     Returns
     -------
@@ -198,13 +208,14 @@ def answerable_protocols(dump: Dump, question: Question) -> tuple[list[str], dic
     refused: dict[str, str] = {}
     for protocol in candidates:
         try:
-            replace(question, protocol=protocol).resolve(dump)
+            replace(question, protocol=protocol).resolve(dump, disagreement_only=disagreement_only)
         except (QuestionError, CriterionError) as error:
             refused[protocol] = str(error)
         else:
             found.append(protocol)
     if not found:
-        replace(question, protocol="").resolve(dump)  # refused too, and for the plainest reason
+        # Refused too, and for the plainest reason.
+        replace(question, protocol="").resolve(dump, disagreement_only=disagreement_only)
     return found, refused
 
 
@@ -357,23 +368,4 @@ def _check_seeds(dump: Dump, resolved: Resolved) -> None:
             raise QuestionError(
                 f"`--protocol own` needs every seed in both arms, but arm {lack} of {dump.path} "
                 f"lacks seed {', '.join(map(str, missing))}, which arm {have} has"
-            )
-
-
-def _check_stored(dump: Dump, arm: str, question: Question) -> None:
-    """The rule by which rows were stored keeps every token outside the region."""
-    for part in dump.files(arm):
-        if part.metadata.stored_above is None:
-            continue
-        divergence, least = part.metadata.stored_above
-        where = f"{part.path} stores only tokens with {divergence} above {least:g}"
-        if divergence != question.divergence:
-            raise QuestionError(
-                f"{where}, which does not bound the divergence {question.divergence}: "
-                f"ask for {divergence}, or record all tokens"
-            )
-        if question.threshold < least:
-            raise QuestionError(
-                f"{where}, and the threshold {question.threshold:g} asks for more: "
-                "ask for a larger threshold, or record all tokens"
             )

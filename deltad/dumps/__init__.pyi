@@ -8,11 +8,11 @@ from .columns import REQUIRED as REQUIRED
 from .columns import VECTORS as VECTORS
 from .columns import Column as Column
 from .columns import column_reference as column_reference
+from .columns import derived_names as derived_names
 from .columns import schema as schema
 from .derived import arithmetic as arithmetic
 from .derived import derive as derive
 from .derived import derived_metadata as derived_metadata
-from .derived import derived_names as derived_names
 from .errors import DumpError as DumpError
 from .errors import Problem as Problem
 from .finding import Finding as Finding

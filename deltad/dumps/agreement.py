@@ -19,7 +19,10 @@ from .reader import part_batches
 _SCALARS: Final = tuple(
     name
     for name, column in COLUMNS.items()
-    if column.shared and not column.is_vector and name not in ("step", "sequence", "position")
+    if column.shared
+    and not column.is_vector
+    and not column.derived  # each file's are checked against its own vectors
+    and name not in ("step", "sequence", "position")
 )
 _VECTORS: Final = tuple(
     name for name, column in COLUMNS.items() if column.shared and column.is_vector

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -329,6 +329,30 @@ def missing_columns(present: Iterable[str]) -> list[str]:
         and column.name not in found
         and (not column.reading or column.reading in made)
     ]
+
+
+def derived_names(columns: Collection[str]) -> tuple[str, ...]:
+    """Which derived columns a file with these columns can have.
+
+    Parameters
+    ----------
+    columns : collection of str
+        Of the file or batch.
+
+    Returns
+    -------
+    tuple of str
+        In the contract's order: none without the policy before the step, no `d_post` without
+        that after it, no `d_dot_exact` without `pre_collision`.
+    """
+    if "topk_pre_logprobs" not in columns:
+        return ()
+    absent = set()
+    if "topk_post_logprobs" not in columns:
+        absent.add("d_post")
+    if "pre_collision" not in columns:
+        absent.add("d_dot_exact")
+    return tuple(name for name in DERIVED if name not in absent)
 
 
 def schema(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from reprlib import repr as brief
 from typing import Any, Final
@@ -20,10 +20,11 @@ from .batch import Batch
 from .columns import COLUMNS
 from .finding import Finding, find
 from .footers import PartFile
+from .keeping import rule_findings
 from .lists import rank_order
 from .metadata import Metadata
 from .rules import is_number
-from .tokens import batch_support, batch_tokens, scalar_tokens
+from .tokens import batch_tokens, scalar_tokens
 
 ZERO_STEP: Final = "zero-step"
 """The arm whose step has zero length."""
@@ -116,9 +117,8 @@ def derived_findings(part: PartFile, batch: Batch, mask: Applied | None) -> Iter
     if part.metadata.behavior.get("support") == "replaced-last":
         yield from _replaced_last(batch)
     if part.arm == ZERO_STEP:
-        yield from _zero_step(batch)
-    if part.metadata.stored_above is not None:
-        yield from _above(batch, part.metadata, *part.metadata.stored_above)
+        yield from _zero_step(batch, part.metadata)
+    yield from rule_findings(part, batch)
     if mask is not None:
         yield from _in_loss(batch, part.metadata, mask)
 
@@ -138,14 +138,22 @@ def _replaced_last(batch: Batch) -> Iterator[Finding]:
     )
 
 
-def _zero_step(batch: Batch) -> Iterator[Finding]:
-    """A step of zero length leaves the policy as it was, to the bit."""
+def _zero_step(batch: Batch, metadata: Metadata) -> Iterator[Finding]:
+    """A step of zero length leaves the policy as it was, to the bit unless the readouts differ.
+
+    Where the forward after the step was cut, its rounding may be another than that before.
+    """
+    room = _readout_noise(metadata)
     for name, column in COLUMNS.items():
         before = column.before
         if before is None or name not in batch.columns or before not in batch.columns:
             continue
         post, pre = batch[name], batch[before]
-        differs = post != pre
+        differs = (post != pre) & ~(np.isnan(post) & np.isnan(pre))
+        if room > 0:
+            if not name.endswith("logprob") and not name.endswith("logprobs"):
+                continue  # of what is bounded so, but with another bound
+            differs &= ~(np.abs(post - pre) <= room)
         if column.is_vector:
             differs &= batch["topk_ids"] >= 0
             bad = differs.any(axis=1)
@@ -156,34 +164,29 @@ def _zero_step(batch: Batch) -> Iterator[Finding]:
             row: int,
             *,
             before: str = before,
+            room: float = room,
             post: NDArray[Any] = post,
             pre: NDArray[Any] = pre,
             differs: NDArray[np.bool_] = differs,
         ) -> str:
             place: Any = (row, int(differs[row].argmax())) if differs.ndim == 2 else row
             return (
-                f"must equal `{before}` exactly after a step of zero length, found "
+                f"must equal `{before}` "
+                + ("exactly" if room == 0 else f"within {room:g} nats, the readouts' noise,")
+                + " after a step of zero length, found "
                 f"{float(post[place]):.9g} and {float(pre[place]):.9g}"
             )
 
         yield from find(name, "zero step", bad, describe)
 
 
-def _above(
-    batch: Batch, metadata: Metadata, divergence: str, threshold: float
-) -> Iterator[Finding]:
-    """Rows stored above a threshold lie there, but for rounding by whoever decided."""
-    values = np.full(len(batch), np.inf)
-    values[batch.vectors] = DIVERGENCES[divergence](batch_support(batch, metadata))
-    yield from find(
-        "topk_pre_logprobs",
-        "stored above",
-        values <= threshold - LOGPROB_TOLERANCE,
-        lambda row: (
-            f"`stored` says that only tokens with {divergence.upper()} > {threshold:g} are here, "
-            f"found {values[row]:.6g}"
-        ),
-    )
+def _readout_noise(metadata: Metadata) -> float:
+    """By how much log-probs before and after a null update may differ, in nats."""
+    if metadata.readout.get("exact") is not False:
+        return 0.0
+    cut = metadata.readout.get("cut")
+    noise = cut.get("noise") if isinstance(cut, Mapping) else None
+    return max(LOGPROB_TOLERANCE, 10 * noise if is_number(noise) else 0.0)
 
 
 class _WithoutVectors(Tokens):

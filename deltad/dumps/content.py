@@ -14,8 +14,8 @@ from deltad.masks import CriterionError
 from deltad.weights import WEIGHTS
 
 from .batch import Batch
-from .columns import DERIVED
-from .derived import derive, derived_metadata, derived_names, rounded_down
+from .columns import DERIVED, derived_names
+from .derived import derive, derived_metadata, rounded_down
 from .errors import DumpError
 from .metadata import Metadata
 from .rules import Near

@@ -9,7 +9,7 @@ NumPy; `arithmetic` tells which are at work, and files say with which they were 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from deltad.divergence import DIVERGENCES
 from deltad.support import Support
 
 from .batch import Batch
-from .columns import COLUMNS, DERIVED
+from .columns import COLUMNS, derived_names
 from .metadata import Metadata
 from .rules import DERIVED_VERSION
 from .tokens import batch_support
@@ -37,30 +37,6 @@ _TAILS: Final = {
     "d_dot_uniform": "uniform",
     "d_dot_exact": "exact",
 }
-
-
-def derived_names(columns: Collection[str]) -> tuple[str, ...]:
-    """Which derived columns a file with these columns can have.
-
-    Parameters
-    ----------
-    columns : collection of str
-        Of the file or batch.
-
-    Returns
-    -------
-    tuple of str
-        In the contract's order: none without the policy before the step, no `d_post` without
-        that after it, no `d_dot_exact` without `pre_collision`.
-    """
-    if "topk_pre_logprobs" not in columns:
-        return ()
-    absent = set()
-    if "topk_post_logprobs" not in columns:
-        absent.add("d_post")
-    if "pre_collision" not in columns:
-        absent.add("d_dot_exact")
-    return tuple(name for name in DERIVED if name not in absent)
 
 
 def derive(batch: Batch, metadata: Metadata, *, divergence: str = "kl") -> dict[str, NDArray[Any]]:

@@ -14,6 +14,7 @@ from .columns import COLUMNS, READINGS, missing_columns
 from .errors import DAMAGE, DumpError, first_line, unreadable
 from .layout import is_skipped, parse_arm, parse_part, parse_seed
 from .metadata import METADATA_KEY, Metadata
+from .rules import contradictions
 from .storage import StorageError, in_order, open_parquet, place
 
 _AGREED: Final = ("top_k", "vocab_size", "temperature")
@@ -238,6 +239,10 @@ def _footer(
     before = len(problems)
     columns = _columns(path, schema, metadata, problems)
     seen = metadata.rows_seen
+    problems += [
+        DumpError(path, message, column=column, kind="metadata")
+        for column, message in contradictions(metadata, rows, columns)
+    ]
     if seen < rows or (metadata.stored_above is None and seen != rows):
         least = "the number of rows stored," if metadata.stored_above is None else "at least"
         problems.append(
@@ -262,6 +267,8 @@ def _columns(
     present = []
     missing = missing_columns(name for name in COLUMNS if schema.get_all_field_indices(name))
     for name, column in COLUMNS.items():
+        if column.derived and metadata.derived_divergence is None:
+            continue  # of other definitions, or someone's own
         places = schema.get_all_field_indices(name)
         message = None
         if not places:

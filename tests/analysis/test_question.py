@@ -177,6 +177,48 @@ def test_a_stored_rule_bounds_the_questions_that_can_be_asked(tmp_path: Path) ->
         Question(divergence="tv", threshold=0.9).resolve(dump)
 
 
+NEAR = {"rule": "near", "divergence": "kl", "threshold": 0.05, "sample": 0.5}
+PAIR = {
+    "rule": "disagreement",
+    "divergence": "kl",
+    "threshold": 0.15,
+    "criterion": "ratio",
+    "baseline": "predictive-kl-aggregated",
+    "outside": 40,
+}
+
+
+def test_a_rule_of_vectors_bounds_the_questions_that_can_be_asked(tmp_path: Path) -> None:
+    dump = small(tmp_path, arms=("none",), metadata={"vectors": NEAR})
+    Question(threshold=0.05).resolve(dump)
+    with pytest.raises(
+        QuestionError,
+        match=r"part-0-0\.parquet keeps vectors only where kl is at least 0\.05, and of 0\.5 of "
+        r"the other tokens, and the threshold 0\.04 lies below that: ask for 0\.05 or more",
+    ):
+        Question(threshold=0.04).resolve(dump)
+    with pytest.raises(QuestionError, match="does not bound the divergence tv: ask for kl"):
+        Question(divergence="tv", threshold=0.9).resolve(dump)
+
+
+def test_a_dump_of_disagreements_answers_its_own_pair_alone(tmp_path: Path) -> None:
+    dump = small(tmp_path, arms=("none",), rows=40, ranks=1, parts=1, metadata={"stored": PAIR})
+    Question().resolve(dump, disagreement_only=True)  # the pair, either way round
+    for asked in (
+        Question(threshold=0.2),
+        Question(baseline="binary-kl"),
+        Question(criterion="predictive-kl-uniform"),
+        Question(divergence="tv"),
+    ):
+        with pytest.raises(QuestionError, match=r"exactly one of .* and the question is about"):
+            asked.resolve(dump, disagreement_only=True)
+    with pytest.raises(QuestionError, match="this needs every token outside"):
+        Question().resolve(dump)
+    assert answerable_protocols(dump, Question(), disagreement_only=True)[0] == ["shared:none"]
+    with pytest.raises(QuestionError, match="this needs every token outside"):
+        answerable_protocols(dump, Question())
+
+
 def test_every_protocol_is_found_that_the_dump_can_answer(tmp_path: Path) -> None:
     dump = small(tmp_path, arms=("none", "ratio", "predictive-kl-aggregated", "zero-step"))
     found, refused = answerable_protocols(dump, Question())

@@ -389,7 +389,7 @@ def _step(columns: Columns, rng: np.random.Generator, *, zero: bool) -> None:
     more = np.random.default_rng(len(log_pre))
     sampled = more.random(len(log_pre)) < 0.6
     for name in NULLABLE:
-        values = more.normal(size=len(log_pre)).astype(np.float32)
+        values: NDArray[Any] = more.normal(size=len(log_pre)).astype(np.float32)
         if name == "delta_d_noise":
             values = np.abs(values).astype(np.float64) * 1e-9
         rare = name in ("linear_delta_own", "linear_delta_sequence", "delta_d_noise")

@@ -18,7 +18,6 @@ import pytest
 
 from deltad.dumps import (
     COLUMNS,
-    OPTIONAL,
     VECTORS,
     Batch,
     Dump,
@@ -27,6 +26,7 @@ from deltad.dumps import (
     check_batch,
 )
 
+from .factory import OPTIONAL as FACTORY_OPTIONAL
 from .factory import (
     edit,
     edit_metadata,
@@ -69,7 +69,7 @@ def expected_rows(run: Path, arm: str, seed: int, name: str) -> list[Any]:
 def test_every_column_is_read_as_pyarrow_reads_it(
     tmp_path: Path, options: dict[str, Any], batch_rows: int
 ) -> None:
-    dump = Dump.open(make_dump(tmp_path / "RUN", arms=["none"], seeds=[0], **options))
+    dump = Dump.open(make_dump(tmp_path / "RUN", arms=["none"], seeds=[0], derived=True, **options))
     for seed in dump.seeds("none"):
         batches = list(dump.batches("none", seed, batch_rows=batch_rows))
         assert max(map(len, batches)) <= batch_rows
@@ -103,7 +103,7 @@ def test_a_dump_knows_its_parts(run: Path) -> None:
     assert dump.rows("none", 1) == dump.rows_seen("none", 1) == 40
     assert dump.metadata("ratio").update["mask"] == "ratio"
     assert dump.metadata("ratio").extra == {"colour": "blue"}
-    assert dump.optional_columns("none") == set(OPTIONAL)
+    assert dump.optional_columns("none") == set(FACTORY_OPTIONAL)
 
 
 def test_seeds_are_ordered_as_numbers(tmp_path: Path) -> None:
@@ -140,11 +140,11 @@ def test_optional_columns_are_those_of_all_files_with_rows(tmp_path: Path) -> No
     run = make_dump(tmp_path / "RUN", arms=["none"], seeds=[0, 1], empty_seeds=[1], rows=40)
     for file in part_files(run):
         if "seed=1" in str(file):
-            edit(file, lambda table: table.drop_columns(list(OPTIONAL)))
-    assert Dump.open(run).optional_columns("none") == set(OPTIONAL)
+            edit(file, lambda table: table.drop_columns(list(FACTORY_OPTIONAL)))
+    assert Dump.open(run).optional_columns("none") == set(FACTORY_OPTIONAL)
     edit(part_files(run)[0], lambda table: table.drop_columns(["token", "pre_entropy"]))
     dump = Dump.open(run)
-    assert dump.optional_columns("none") == set(OPTIONAL) - {"token", "pre_entropy"}
+    assert dump.optional_columns("none") == set(FACTORY_OPTIONAL) - {"token", "pre_entropy"}
     with pytest.raises(DumpError, match=r"part-0-0.parquet, column `pre_entropy`: is missing"):
         list(dump.batches("none", 0, columns=["pre_entropy"]))
     assert list(dump.batches("none", 1, columns=["pre_entropy"])) == []

@@ -28,8 +28,9 @@ from .factory import (
 
 KL = [name for name, criterion in CRITERIA.items() if criterion.family in (None, "kl")]
 TV = [name for name, criterion in CRITERIA.items() if criterion.family in (None, "tv")]
-SHARED = [name for name, column in COLUMNS.items() if column.shared and name not in KEY]
-AFTER = [name for name, column in COLUMNS.items() if column.before]
+GIVEN = {name: column for name, column in COLUMNS.items() if not column.derived}
+SHARED = [name for name, column in GIVEN.items() if column.shared and name not in KEY]
+AFTER = [name for name, column in GIVEN.items() if column.before]
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,7 @@ AFTER = [name for name, column in COLUMNS.items() if column.before]
         {"drift": 0.0},
         {"drift": 10.0},
         {"optional": ()},
+        {"derived": True, "null_vectors": 0.3, "arms": ["zero-step", "actual", *KL]},
         {"rows": 1, "ranks": 1, "parts": 1},
     ],
     ids=str,

@@ -38,7 +38,8 @@ def good(rows: int = 5) -> dict[str, NDArray[Any]]:
         columns[f"topk_{time}_logprobs"] = logprobs.copy()
     for name, column in COLUMNS.items():
         if not column.required:
-            value: Any = "text" if column.is_text else 0.25
+            value: Any = {"string": "text", "int16": 2}.get(column.type, 0.25)
+            value = 1.0 if name == "weight" else value
             columns[name] = np.full(rows, value, column.dtype)
     return columns
 
