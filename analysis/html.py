@@ -12,6 +12,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from .grid import Grid, Line, Stack
+
 _CONSOLE: Final[dict[str, Any]] = {
     "width": 10_000, "highlight": False, "markup": False, "force_jupyter": False,
     "force_terminal": True, "color_system": None,
@@ -46,6 +48,8 @@ def as_html(renderable: RenderableType) -> str:
 
 def _element(renderable: RenderableType) -> str:
     """One renderable as an element."""
+    if isinstance(renderable, Line | Grid | Stack):
+        renderable = renderable.__rich__()
     if isinstance(renderable, Group):
         return "".join(_element(each) for each in renderable.renderables)
     if isinstance(renderable, Padding):

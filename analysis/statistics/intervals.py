@@ -8,13 +8,16 @@ of each, by which it was chosen.
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
-from typing import Final
+from functools import cache
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .seeds import LEVEL, UNDEFINED, Interval, floats
+
+if TYPE_CHECKING:
+    from statistics import NormalDist
 
 RESAMPLES: Final = 10_000
 """Bootstrap resamples; the interval's ends then move by under 2 % of its width."""
@@ -31,8 +34,6 @@ _BLOCK: Final = 1 << 21
 
 _ROUNDING: Final = 1e-12
 """Shares closer than this are equal: they are ratios of small counts."""
-
-_NORMAL: Final = NormalDist()
 
 
 def bootstrap_mean(
@@ -139,7 +140,7 @@ def bootstrap_ratio(
     drawn, errors = _resampled(above, below, seed, resamples, errors=method == "studentised")
     if method == "studentised":
         return _studentised(ratio, float(_error(above, below, np.array(ratio))), drawn, errors)
-    reach = _NORMAL.inv_cdf((1 + LEVEL) / 2)
+    reach = _normal().inv_cdf((1 + LEVEL) / 2)
     if method == "bca-expanded":
         from scipy.special import stdtrit
 
@@ -204,7 +205,7 @@ def _bias(ratio: float, drawn: NDArray[np.float64]) -> float:
     tied = np.abs(gap) <= _ROUNDING
     below = (np.count_nonzero((gap < 0) & ~tied) + np.count_nonzero(tied) / 2) / len(drawn)
     edge = 0.5 / len(drawn)
-    return _NORMAL.inv_cdf(min(max(below, edge), 1 - edge))
+    return _normal().inv_cdf(min(max(below, edge), 1 - edge))
 
 
 def _acceleration(above: NDArray[np.float64], below: NDArray[np.float64]) -> float:
@@ -221,4 +222,12 @@ def _corrected(z: float, bias: float, acceleration: float) -> float:
     room = 1 - acceleration * reach
     if room <= 0:  # so far out that the correction has turned over: the outermost resample
         return float(reach > 0)
-    return _NORMAL.cdf(bias + reach / room)
+    return _normal().cdf(bias + reach / room)
+
+
+@cache
+def _normal() -> NormalDist:
+    """The standard normal distribution; its module is slow to import."""
+    from statistics import NormalDist
+
+    return NormalDist()

@@ -62,6 +62,9 @@ Protocol = Annotated[
 ]
 Output = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write there.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar and no notes.")]
+Recompute = Annotated[
+    bool, typer.Option("--recompute", help="Compute D and Ḋ of the vectors, though recorded.")
+]
 BootstrapSeed = Annotated[int, typer.Option(min=0, help="Seed of the intervals' random numbers.")]
 
 
@@ -122,18 +125,19 @@ def write_result(
     text : RenderableType, optional
         Printed in place of `result.text()`.
     """
-    from deltad.analysis import export
-
     with sink(output) as file:
         if form == "text":
             from deltad.analysis.text import as_text
 
             coloured = output is None and sys.stdout.isatty()
             file.write(as_text(text or result.text(), coloured=coloured).encode())
-        elif form == "json":
-            file.write(export.to_json(result.to_json_object()).encode())
-        elif form in export.COLUMN_FORMS:
-            file.write(export.COLUMN_FORMS[form](result.columns()))
+        elif form in FORMATS:
+            from deltad.analysis import export
+
+            if form == "json":
+                file.write(export.to_json(result.to_json_object()).encode())
+            else:
+                file.write(export.COLUMN_FORMS[form](result.columns()))
         else:
             from deltad.analysis.figures import save_figure
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from .engines import Address, EngineName, ShareText, engine_of
+from .merge import write_share
 from .options import (
     DEFAULT_PROTOCOL,
     FORMATS,
@@ -17,6 +19,7 @@ from .options import (
     Output,
     Protocol,
     Quiet,
+    Recompute,
     Run,
     Threshold,
     format_option,
@@ -25,10 +28,12 @@ from .options import (
     rows_of,
     write_result,
 )
-from .terminal import check_output, chosen_form, note, progress_bar, sink
+from .terminal import OptionError, check_output, chosen_form, note, progress_bar, sink
 
 if TYPE_CHECKING:
-    from deltad.analysis import Question, RateTable
+    from rich.console import RenderableType
+
+    from deltad.analysis import ProtocolTable, Question, RateTable
     from deltad.dumps import Dump
 
 ALL_PROTOCOLS: Final = "all"
@@ -51,6 +56,10 @@ def table(
     ] = "",
     by_seed: Annotated[bool, typer.Option("--by-seed", help="In text, a row a seed too.")] = False,
     bootstrap_seed: BootstrapSeed = 0,
+    recompute: Recompute = False,
+    engine: EngineName = "local",
+    address: Address = None,
+    share: ShareText = None,
     form: Annotated[str, format_option(*FORMATS)] = "",
     quiet: Quiet = False,
 ) -> None:
@@ -58,25 +67,37 @@ def table(
 
     CSV, Markdown and Parquet have a row a seed, or a row a protocol with `--protocol all`.
     """
-    form = chosen_form(form, output, FORMATS)
+    if share is not None and (form or by_seed):
+        raise OptionError("`--share` writes counts, no table: give its form to `deltad merge`")
+    form = chosen_form(form, None if share else output, FORMATS)
     check_output(output, run)
     every = protocol == ALL_PROTOCOLS
     question = question_of(threshold, divergence, criterion, baseline, "" if every else protocol)
     dump = open_dump(run)
-    from deltad.analysis import protocol_table, rate_text
+    with engine_of(engine, address) as opened:
+        where: dict[str, Any] = {"engine": opened, "recompute": recompute}
+        if share is not None:
+            write_share(dump, question, share, output, every=every, quiet=quiet, **where)
+            return
+        if every:
+            from deltad.analysis import protocol_table
 
-    if not every:
-        rates = counted(dump, question, bootstrap_seed, quiet)
-        text = rate_text(rates, per_seed=True) if by_seed and form == "text" else None
-        write_result(rates, form, output, text=text)
-        return
-    rows = rows_of(dump, (arm for arm in dump.arms if arm != "zero-step"))
-    with progress_bar(rows, "rows", quiet=quiet) as bar:
-        protocols = protocol_table(
-            dump, question, bootstrap_seed=bootstrap_seed, progress=bar.advance
-        )
-    note_vectors(protocols.tables[0], quiet)
-    write_result(protocols, form, output)
+            rows = rows_of(dump, (arm for arm in dump.arms if arm != "zero-step"))
+            with progress_bar(rows, "rows", quiet=quiet) as bar:
+                protocols = protocol_table(
+                    dump, question, bootstrap_seed=bootstrap_seed, progress=bar.advance, **where
+                )
+            note_vectors(protocols, quiet)
+            write_result(protocols, form, output)
+            return
+        rates = counted(dump, question, bootstrap_seed, quiet, **where)
+    write_rates(rates, form, output, by_seed=by_seed)
+
+
+def write_rates(rates: RateTable, form: str, output: Path | None, *, by_seed: bool) -> None:
+    """Write a table of rates; in text with `by_seed` a row a seed too."""
+    text = _by_seed(rates) if by_seed and form == "text" else None
+    write_result(rates, form, output, text=text)
 
 
 def figure4(
@@ -113,22 +134,37 @@ def figure4(
             analysis.save_figure(figure, file, form=form)
 
 
-def counted(dump: Dump, question: Question, bootstrap_seed: int, quiet: bool) -> RateTable:
-    """Count a dump under a progress bar, and say which rows could not take part."""
+def counted(
+    dump: Dump, question: Question, bootstrap_seed: int, quiet: bool, **where: Any
+) -> RateTable:
+    """Count a dump under a progress bar, and say which rows could not take part.
+
+    `where` goes to `rate_table`.
+    """
     from deltad.analysis import rate_table
 
     rows = rows_of(dump, question.resolve(dump).arms)
     with progress_bar(rows, "rows", quiet=quiet) as bar:
-        rates = rate_table(dump, question, bootstrap_seed=bootstrap_seed, progress=bar.advance)
+        rates = rate_table(
+            dump, question, bootstrap_seed=bootstrap_seed, progress=bar.advance, **where
+        )
     note_vectors(rates, quiet)
     return rates
 
 
-def note_vectors(rates: RateTable, quiet: bool) -> None:
-    """Say how many rows have an unknown D."""
+def note_vectors(table: RateTable | ProtocolTable, quiet: bool) -> None:
+    """Say how many rows have an unknown D, of several protocols in the first."""
+    rates = next(iter(getattr(table, "tables", ())), table)
     if rates.without_vectors:
         note(
             "rows without top-K vectors count as tokens and are never outside; there are "
             f"{rates.without_vectors}",
             quiet=quiet,
         )
+
+
+def _by_seed(rates: RateTable) -> RenderableType:
+    """The text with a row a seed."""
+    from deltad.analysis import rate_text
+
+    return rate_text(rates, per_seed=True)
