@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from deltad.dumps import Dump, PartFile
 
 Item = TypeVar("Item")
@@ -168,6 +169,8 @@ class LocalEngine:
             return
         waiting = iter(items)
         flying: deque[tuple[Item, Future[Found]]] = deque()
+        from concurrent.futures import ThreadPoolExecutor  # slow to import
+
         pool = ThreadPoolExecutor(min(self.workers, len(items)), "deltad")
         try:
             while True:

@@ -1,15 +1,15 @@
 """Lines and unboxed tables that are plain text without rich, and rich's own where it is asked.
 
-Importing rich's console takes as long as reading a dump of a million rows' scalars, and text that
-goes into a file or a pipe has no colours. What these render is what rich renders, character for
-character; `rich` is imported where a terminal, a notebook or the page wants a renderable.
+Importing rich's console takes longer than counting a small dump, and text that goes into a file
+or a pipe has no colours. (For the same reason these are no dataclasses.) What these render is
+what rich renders, character for character; rich is imported where a terminal, a notebook or the
+page wants a renderable.
 """
 
 from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,12 +18,11 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
-@dataclass(frozen=True)
 class Line:
     """Words in one style; they may be several lines."""
 
-    words: str
-    style: str = ""
+    def __init__(self, words: str, style: str = "") -> None:
+        self.words, self.style = words, style
 
     def __rich__(self) -> Text:
         """As rich's Text."""
@@ -36,11 +35,11 @@ class Line:
         return self.words.split("\n")
 
 
-@dataclass(frozen=True)
 class Stack:
     """Parts one below the other."""
 
-    parts: Sequence[Line | Grid | Stack]
+    def __init__(self, parts: Sequence[Line | Grid | Stack]) -> None:
+        self.parts = parts
 
     def __rich__(self) -> Group:
         """As rich's Group."""
@@ -53,21 +52,24 @@ class Stack:
         return [line for part in self.parts for line in part.lines()]
 
 
-@dataclass(frozen=True)
 class Grid:
     """An unboxed table whose cells are never folded.
 
-    Attributes
+    Parameters
     ----------
     headers : tuple of str
         The first column stands to the left, the others to the right. Without headers two columns
         stand to the left, and there is no rule.
+
+    Attributes
+    ----------
     rows : list of (tuple of str, str)
         Cells and the style of each row.
     """
 
-    headers: tuple[str, ...] = ()
-    rows: list[tuple[tuple[str, ...], str]] = field(default_factory=list)
+    def __init__(self, headers: tuple[str, ...] = ()) -> None:
+        self.headers = headers
+        self.rows: list[tuple[tuple[str, ...], str]] = []
 
     def add_row(self, *cells: str, style: str = "") -> None:
         """Add a row."""
