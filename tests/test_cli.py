@@ -522,7 +522,13 @@ def test_table_needs_neither_torch_nor_matplotlib_nor_pandas(run: Path) -> None:
     forms = ("json", "text", "csv", "markdown")
     lines = [call("table", run, "--format", form, "--quiet") for form in forms]
     found = modules_after("\n".join(lines))
-    assert not found & {"torch", "matplotlib", "pandas"}
+    assert not found & {"torch", "matplotlib", "pandas", "scipy.stats", "pydantic"}
+
+
+def test_plain_text_of_one_seed_needs_neither_rich_nor_scipy(tmp_path: Path) -> None:
+    path = small(tmp_path, seeds=(0,))
+    found = modules_after(call("table", path))
+    assert not found & {"rich.console", "rich.table", "scipy", "statistics", "pydantic"}
 
 
 def test_an_error_needs_no_torch_either(tmp_path: Path) -> None:
