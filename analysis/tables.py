@@ -94,7 +94,7 @@ def rate_table(
     DumpError
         A row holds an impossible value.
     """
-    resolved = (question or Question()).resolve(dump)
+    (resolved,), _ = resolved_questions(dump, question or Question())
     counted = count_arms(
         dump,
         resolved.question,
@@ -133,8 +133,7 @@ def protocol_table(
         As `rate_table`.
     """
     question = question or Question()
-    protocols, refused = answerable_protocols(dump, question)
-    resolved = [replace(question, protocol=each).resolve(dump) for each in protocols]
+    resolved, refused = resolved_questions(dump, question, every=True)
     counted = count_arms(
         dump,
         question,
@@ -146,6 +145,29 @@ def protocol_table(
     share = recorded_share(dump)
     tables = [table_of(each, counted, bootstrap_seed, share=share) for each in resolved]
     return ProtocolTable(tuple(tables), refused)
+
+
+def resolved_questions(
+    dump: Dump, question: Question, *, every: bool = False
+) -> tuple[tuple[Resolved, ...], dict[str, str]]:
+    """Settle a question for a dump, under its own protocol or under every one.
+
+    Returns
+    -------
+    resolved : tuple of Resolved
+        One, or with `every` one for each protocol that the dump can answer.
+    refused : dict of str to str
+        The protocols that it cannot answer, and why.
+
+    Raises
+    ------
+    QuestionError, CriterionError
+        The dump cannot answer the question.
+    """
+    if not every:
+        return (question.resolve(dump),), {}
+    protocols, refused = answerable_protocols(dump, question)
+    return tuple(replace(question, protocol=each).resolve(dump) for each in protocols), refused
 
 
 def table_of(

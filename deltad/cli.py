@@ -31,6 +31,10 @@ PLACES: Final[Mapping[str, Place]] = {
         "deltad.commands.rates:table",
         "Compare two criteria: unsafe-keep rates and contracting fractions, seed by seed.",
     ),
+    "merge": Place(
+        "deltad.commands.merge:merge",
+        "Print the table of a dump that several machines have counted a share of each.",
+    ),
     "figure4": Place(
         "deltad.commands.rates:figure4",
         "Draw ΔD of kept disagreement tokens and the unsafe-keep rates by seed.",

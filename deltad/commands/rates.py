@@ -154,11 +154,13 @@ def counted(
 
 def note_vectors(table: RateTable | ProtocolTable, quiet: bool) -> None:
     """Say how many rows have an unknown D, of several protocols in the first."""
-    rates = next(iter(getattr(table, "tables", ())), table)
-    if rates.without_vectors:
+    from deltad.analysis import RateTable
+
+    unknown = (table if isinstance(table, RateTable) else table.tables[0]).without_vectors
+    if unknown:
         note(
             "rows without top-K vectors count as tokens and are never outside; there are "
-            f"{rates.without_vectors}",
+            f"{unknown}",
             quiet=quiet,
         )
 
