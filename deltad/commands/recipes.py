@@ -68,6 +68,7 @@ def record_dump(
     resume: bool,
     store: str,
     quiet: bool,
+    vectors: str = "all",
     ladder: bool = False,
     ladder_tokens: int | None = None,
 ) -> None:
@@ -75,7 +76,7 @@ def record_dump(
 
     Parameters
     ----------
-    recipe, folder, seeds, workers, resume, store, quiet
+    recipe, folder, seeds, workers, resume, store, quiet, vectors
         See `deltad.probes.recipes.record`.
     ladder, ladder_tokens
         Whether the ladder is measured, and with the gradients of how many tokens a step; giving
@@ -97,6 +98,7 @@ def record_dump(
                 workers=workers,
                 resume=resume,
                 store=store,
+                vectors=vectors,
                 ladder_tokens=LADDER_TOKENS if ladder and ladder_tokens is None else ladder_tokens,
                 quiet=quiet,
             )
@@ -164,6 +166,11 @@ def _own_parameters(recipe: type[Recipe]) -> dict[str, tuple[Any, Any]]:
         show_default=f"{LADDER_TOKENS} with --ladder",
     )
     store = typer.Option(metavar="above|all", help="Store tokens with D > 0.05, or all.")
+    vectors = typer.Option(
+        metavar="all|near",
+        help="Keep the top-K vectors of every token stored, or where D >= 0.01 and of a "
+        "hundredth of the rest.",
+    )
     return {
         "run": (Annotated[Path, run], inspect.Parameter.empty),
         "variant": (Annotated[str | None, variant], None),
@@ -171,6 +178,7 @@ def _own_parameters(recipe: type[Recipe]) -> dict[str, tuple[Any, Any]]:
         "workers": (Workers, None),
         "resume": (Resume, False),
         "store": (Annotated[str, store], "above"),
+        "vectors": (Annotated[str, vectors], "all"),
         "ladder": (Annotated[bool, ladder], False),
         "ladder_tokens": (Annotated[int | None, ladder_tokens], None),
         "quiet": (Quiet, False),

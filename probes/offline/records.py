@@ -184,7 +184,12 @@ def _kind(column: str) -> str:
     return ("[]" if known.is_vector else "") + ("O" if known.is_text else known.dtype.kind)
 
 
-_FIELDS: Final = {name: _kind(name) for name in COLUMNS if name not in NAMES} | dict(OTHERS)
+_FIELDS: Final = {
+    name: _kind(name)
+    for name, column in COLUMNS.items()
+    # What the writer fills, and what needs a description of how sequences were chosen.
+    if name not in (*NAMES, "weight") and not column.derived
+} | dict(OTHERS)
 _SCORE_FIELDS: Final = {
     **{name: _kind(column.format("pre")) for name, column in SCORES.items()},
     **{name: _kind(name) for name in ("position", "token_id", "topk_ids")},

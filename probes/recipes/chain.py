@@ -15,6 +15,7 @@ from torch import Tensor
 
 from deltad.dumps import Metadata, write_prompts
 from deltad.dumps.batch import Batch
+from deltad.dumps.content import Vectors
 from deltad.dumps.tokens import batch_tokens
 from deltad.masks import criterion
 from deltad.probes.arms import ZERO_STEP, Snapshot, branch
@@ -82,6 +83,7 @@ class Chain:
         report: Report,
         *,
         ladder_tokens: int | None = None,
+        vectors: Vectors = "all",
     ) -> None:
         """Record one seed into a dump.
 
@@ -99,6 +101,8 @@ class Chain:
         ladder_tokens
             Measure the ladder of every step, with the gradients of so many tokens; None for no
             ladder.
+        vectors
+            Which rows keep their vectors, as `DumpWriter` takes it.
 
         Raises
         ------
@@ -126,6 +130,7 @@ class Chain:
                 behavior=behavior_facts(self.engine, recipe) if self.engine else None,
             ),
             existing="replace",
+            vectors=vectors,
         )
 
         def record_rows(arm: str, rows: Rows) -> None:

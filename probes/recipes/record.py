@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from deltad.dumps import METADATA_KEY, DumpError, Metadata, part_numbers
+from deltad.dumps import METADATA_KEY, DumpError, Metadata, Near, part_numbers
 from deltad.dumps.aside import remove_leftovers
+from deltad.dumps.content import Vectors
 from deltad.dumps.storage import open_parquet, place, remove_tree
 
 from .recipe import Recipe, RecipeError
@@ -31,6 +32,9 @@ STORED: Mapping[str, Mapping[str, Any]] = {
 """What `store` means in the dump's metadata."""
 
 
+VECTORS: Mapping[str, Vectors] = {"all": "all", "near": Near()}
+"""What `vectors` means for a writer."""
+
 LATER_FIELDS = ("engine", "engine_precision")
 """Fields that the first recipes did not have; their defaults do what was done then."""
 
@@ -43,6 +47,7 @@ class RecordJob:
     folder: Path
     stored: Mapping[str, Any]
     ladder_tokens: int | None = None
+    vectors: Vectors = "all"
 
     def prepare(self, report: Report) -> None:
         """Do what all seeds share."""
@@ -59,7 +64,12 @@ class RecordJob:
         use_one_thread()
         chain = Chain.load(self.recipe, report)
         return lambda seed, report: chain.record(
-            self.folder, seed, self.stored, report, ladder_tokens=self.ladder_tokens
+            self.folder,
+            seed,
+            self.stored,
+            report,
+            ladder_tokens=self.ladder_tokens,
+            vectors=self.vectors,
         )
 
 
@@ -71,6 +81,7 @@ def record(
     workers: int | None = None,
     resume: bool = False,
     store: str = "above",
+    vectors: str = "all",
     ladder_tokens: int | None = None,
     quiet: bool = False,
 ) -> list[int]:
@@ -92,6 +103,9 @@ def record(
     store
         "above" keeps the tokens with D above 0.05 nats (KL), "all" keeps every token and adds
         decoded tokens and prompts.
+    vectors
+        "all" keeps the vectors of every token stored; "near" those of tokens with D of at least
+        0.01 nats (KL), and of a hundredth of the others.
     ladder_tokens
         Measure the ladder of every step of every arm but zero-step, with the own and the
         sequence's gradient of so many of a step's stored tokens; None for no ladder.
@@ -115,6 +129,8 @@ def record(
     """
     if store not in STORED:
         raise RecipeError(f"`store` must be one of {', '.join(STORED)}, got {store!r}")
+    if vectors not in VECTORS:
+        raise RecipeError(f"`vectors` must be one of {', '.join(VECTORS)}, got {vectors!r}")
     folder, stored = place(run_folder), STORED[store]
     wanted = _wanted(recipe, seeds)
     if workers is not None and workers < 0:
@@ -126,13 +142,13 @@ def record(
             f"{folder} is not empty: resume it, or choose another folder for a new dump"
         )
     if resume:
-        _refuse_another_recipe(recipe, stored, ladder_tokens, folder)
+        _refuse_another_recipe(recipe, stored, VECTORS[vectors], ladder_tokens, folder)
     missing = [seed for seed in wanted if not is_complete(recipe, folder, seed)]
     if not missing:
         return []
     folder.mkdir(parents=True, exist_ok=True)
     count = default_workers() if workers is None else workers
-    job = RecordJob(recipe, folder, stored, ladder_tokens)
+    job = RecordJob(recipe, folder, stored, ladder_tokens, VECTORS[vectors])
     try:
         with _progress(recipe.name, missing, quiet=quiet) as watch, threads_put_back(count == 0):
             run(job, missing, workers=count, watch=watch)
@@ -160,11 +176,26 @@ def _wanted(recipe: Recipe, seeds: int | Iterable[int] | None) -> list[int]:
     return found
 
 
+def _words(vectors: Vectors) -> str:
+    """The rule of vectors as an option or a sentence has it."""
+    if isinstance(vectors, Near):
+        return f"near {vectors.divergence} {vectors.threshold:g}, sample {vectors.sample:g}"
+    return vectors
+
+
 def _refuse_another_recipe(
-    recipe: Recipe, stored: Mapping[str, Any], ladder_tokens: int | None, folder: Path
+    recipe: Recipe,
+    stored: Mapping[str, Any],
+    vectors: Vectors,
+    ladder_tokens: int | None,
+    folder: Path,
 ) -> None:
     """Refuse a dump that was recorded otherwise, naming the first field that differs."""
-    now = recipe.to_json() | {"stored": dict(stored), "ladder_tokens": ladder_tokens}
+    now = recipe.to_json() | {
+        "stored": dict(stored),
+        "vectors": _words(vectors),
+        "ladder_tokens": ladder_tokens,
+    }
     for path, metadata in _recorded(folder):
         before = metadata.extra.get("recipe")
         if not isinstance(before, dict):
@@ -173,7 +204,11 @@ def _refuse_another_recipe(
         then = (
             _given_later(recipe)
             | before
-            | {"stored": dict(metadata.stored), "ladder_tokens": ladder.get("tokens")}
+            | {
+                "stored": dict(metadata.stored),
+                "vectors": _words(metadata.near or "all"),
+                "ladder_tokens": ladder.get("tokens"),
+            }
         )
         if path.parent.parent.name == f"arm={ZERO_STEP}":  # has no ladder in any case
             then["ladder_tokens"] = ladder_tokens
