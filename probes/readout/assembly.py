@@ -11,6 +11,7 @@ from torch import Tensor
 
 from deltad.probes.sharded.vocab import VocabShard
 
+from .fused import fused_dots, fused_sums
 from .logits import GivenLogits, Logits
 from .pool import single_threaded
 from .reference import reference_readout
@@ -42,38 +43,52 @@ class Reading:
         """Dots, pivot, tail, and the last operations in float64."""
         if self.ids.shape[1] > _MANY:
             return self._wanted(self._plainly(slice(None)))
+        vocab = self.head.vocab
         local = self.ids if self.shard is None else self.ids - self.shard.first
-        # Padding stays negative whatever the first id of the shard is.
-        local = torch.where(self.ids < 0, -1, local)
+        here = (self.ids >= 0) & (local >= 0) & (local < vocab)
+        local = torch.where(here, local, -1)
+        if self.head.product == "fused":
+            token_chunk = max(1, len(local))
         parts = [
             slice(start, min(start + token_chunk, len(local)))
             for start in range(0, len(local), token_chunk)
         ]
         with single_threaded(self.workers) as each:
-            z, spread = _joined(
-                each(lambda part: self.head.at_ids(part, local[part]), parts), local
-            )
+            z, spread = _joined(each(lambda part: self._dots(part, local[part]), parts), local)
             if self.shard is not None:
                 z, spread = self.shard.highest(z, spread, self.ids)
             usable = torch.where(z.isfinite(), z, -torch.inf)
             highest = usable.amax(1) if z.shape[1] else usable.new_full((len(z),), -torch.inf)
             pivot = source.pivot(torch.where(highest.isfinite(), highest, 0.0))
-            sums = each(
-                lambda part: tail_sums(
-                    source,
-                    part,
-                    local[part],
-                    pivot[part],
-                    self.vocab_chunk,
-                    collision=self.collision,
-                    entropy=self.entropy,
-                ),
-                parts,
-            )
+            sums = each(lambda part: self._tail(source, part, local[part], pivot[part]), parts)
         tail = torch.cat(sums, 1) if sums else pivot.new_zeros(3, 0)
         if self.shard is not None:
             tail = self.shard.add(tail)
         return self._result(z, spread, pivot, tail, rounding, known=highest.isfinite())
+
+    def _dots(self, part: slice, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits at the ids that are here, and their spread."""
+        if self.head.product == "fused":
+            return fused_dots(self.head, part, ids)
+        return self.head.at_ids(part, ids)
+
+    def _tail(
+        self, source: Logits | GivenLogits, part: slice, ids: Tensor, pivot: Tensor
+    ) -> Tensor:
+        """Sums over all other ids that are here."""
+        if self.head.product == "fused":
+            return fused_sums(
+                self.head, part, ids, pivot, collision=self.collision, entropy=self.entropy
+            )
+        return tail_sums(
+            source,
+            part,
+            ids,
+            pivot,
+            self.vocab_chunk,
+            collision=self.collision,
+            entropy=self.entropy,
+        )
 
     def _result(
         self,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from deltad.probes.errors import ProbeError
 from deltad.probes.sharded.vocab import VocabShard
+from deltad.probes.triton import supports
 
 from .assembly import Reading
 from .checks import check_options, check_shapes
@@ -82,7 +83,7 @@ def readout(
         them, where torch's own threads wait for each other in small tiles; on a quiet machine
         they do as well, for fewer tokens than `workers` tiles it does nothing, and on a GPU there
         is nothing to gain.
-    product : {"converted", "rounded", "widened"}, optional
+    product : {"converted", "rounded", "widened", "fused"}, optional
         How tiles are made; by default what the device does best, see `precision.product_of`.
 
     Returns
@@ -126,6 +127,7 @@ def readout(
     check_shapes(hidden, head_weight, ids, rows, bias)
     check_options(softcap, temperature, token_chunk, vocab_chunk, scale=scale, workers=workers)
     plain = bias is None and softcap is None and not low_rank
+    fusable = supports(hidden, head_weight, ids, low_rank=low_rank)
     logits = Logits(
         hidden,
         head_weight,
@@ -133,7 +135,7 @@ def readout(
         low_rank,
         Transform(scale, softcap, temperature),
         wide_dtype(hidden, head_weight),
-        product_of(hidden, head_weight, plain=plain, asked=product),
+        product_of(hidden, head_weight, plain=plain, fusable=fusable, asked=product),
     )
     reading = Reading(
         logits, ids, shard, token_chunk, vocab_chunk, workers, collision=collision, entropy=entropy

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from deltad.probes.errors import ProbeError
 
-Product = Literal["converted", "rounded", "widened"]
+Product = Literal["converted", "rounded", "widened", "fused"]
 """How a tile of logits is made; see `product_of`."""
 
 PRODUCTS: Final[tuple[Product, ...]] = get_args(Product)
@@ -24,7 +24,12 @@ def wide_dtype(hidden: Tensor, head_weight: Tensor) -> torch.dtype:
 
 
 def product_of(
-    hidden: Tensor, head_weight: Tensor, *, plain: bool, asked: Product | None = None
+    hidden: Tensor,
+    head_weight: Tensor,
+    *,
+    plain: bool,
+    fusable: bool,
+    asked: Product | None = None,
 ) -> Product:
     """Decide how tiles of logits are made, by what the device can multiply.
 
@@ -36,6 +41,8 @@ def product_of(
       bfloat16. On CPUs with AMX or AVX512-BF16. Rounding comes after the pivot is taken off,
       so it is relative to the distance from the mode.
     - "widened": products of half precision written as float32. On CUDA.
+    - "fused": no tiles in memory at all, but the kernels of `deltad.probes.triton`. On CUDA where
+      Triton is installed.
 
     Parameters
     ----------
@@ -43,6 +50,8 @@ def product_of(
         What is multiplied.
     plain : bool
         Whether the logits are a multiple of W h and nothing more; "rounded" needs it.
+    fusable : bool
+        Whether the kernels can take it.
     asked : Product, optional
         Take this one.
 
@@ -60,13 +69,16 @@ def product_of(
     bfloat16 = half and hidden.dtype == torch.bfloat16 and plain
     widens = half and hidden.is_cuda and torch.version.hip is None
     if asked is None:
+        if fusable and hidden.is_cuda:
+            return "fused"
         if widens:
             return "widened"
         native = hidden.device.type == "cpu" and multiplies_bfloat16()
         return "rounded" if bfloat16 and native else "converted"
     if asked not in PRODUCTS:
         raise ProbeError(f"`product` must be one of {', '.join(PRODUCTS)}, got {asked!r}")
-    if (asked == "rounded" and not bfloat16) or (asked == "widened" and not widens):
+    possible = {"converted": True, "rounded": bfloat16, "widened": widens, "fused": fusable}
+    if not possible[asked]:
         raise ProbeError(
             f"`product` cannot be {asked!r} for hidden states of {hidden.dtype} and a head of "
             f"{head_weight.dtype} on {hidden.device}"

@@ -62,9 +62,10 @@ class Rounding:
 
     .. math:: \textstyle\sum_j e^{2y_j} y_j^2 \le C\,(1 + \log(S/C))^2
 
-    as long as no y is positive; where one can be, y ≤ log S, and 1 + log S takes the place of 1.
-    Where logits were stored before the pivot, |z| ≤ |m| + |y|. That the exponentials of rounded
-    numbers are too large on average, by v²y²/6, is the same before and after a step and left out.
+    as long as no y is positive; where one can be, y ≤ ½ log C, and 1 + ½ log C takes the place of
+    1. Where logits were stored before the pivot, z² = m² + y² + 2 m y, whose last term is positive
+    only for m < 0 or y > 0. That exponentials of rounded numbers are too large on average, by
+    v²y²/6, is the same before and after a step and left out.
     """
 
     unit: float
@@ -120,13 +121,13 @@ class Rounding:
             m, S and C; without C the tail counts as a single id.
         """
         if squares is None:
-            share, reach = (1 / total).clamp(max=1.0), torch.ones_like(total)
-        else:
-            share = (squares / total.square()).clamp(max=1.0)
-            reach = (total / squares).log().clamp(min=0.0)
-        reach = reach + 1 + total.log().clamp(min=0.0)
+            squares = total.square()
+        share = (squares / total.square()).clamp(max=1.0)
+        above = squares.log().clamp(min=0.0) / 2
+        reach = 1 + above + (total / squares).log().clamp(min=0.0)
         if not self.after_pivot:
-            reach = reach + pivot.abs()
+            beyond = pivot.clamp(max=0.0).abs() + above
+            reach = (pivot.square() + reach.square() + 2 * pivot.abs() * beyond).sqrt()
         variance = self.of_tile(z, spread).square() + (self.stored * reach).square() / 3
         tail = (share * variance + (_UNITS_OF_SUM * self.unit) ** 2).sqrt()
         return ReadoutError(self.of_dot(z, spread), torch.where(total > 0, tail, 0.0))
