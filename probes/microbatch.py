@@ -20,10 +20,13 @@ from .cutting import Grid
 from .errors import ProbeError
 from .forward import Forward
 from .head import Head
+from .noise import delta_d_noise
+from .parts import taken
 from .places import Places
 from .readout import Readout
 from .rows import Rows as Rows
 from .rows import at_rows, behavior_columns, entry_or_scalar, policy_columns, to_numpy
+from .sampled import sampled_ids
 from .whole import checked_whole, read_whole
 
 _NOT_FINITE_BEFORE: Final = "the policy before the step is not finite"
@@ -54,6 +57,7 @@ class MicroBatch:
         self._full: Tensor | None = None
         self._places: Places | None = None
         self._vocab_size = 0
+        self._pre: tuple[np.ndarray[Any, Any], Readout] | None = None
 
     @property
     def size(self) -> int:
@@ -161,26 +165,7 @@ class MicroBatch:
         self._vocab_size = vocab_size
         tokens = self.tokens
         batch, length = tokens.response_mask.shape
-        given = forward.call.argument("input_ids")
-        sampled = given if tokens.shift and given is not None else tokens.input_ids
-        if sampled is None:
-            raise ProbeError(
-                "the training forward was called without input_ids: give `input_ids` in "
-                "ResponseTokens"
-            )
-        seen = sampled if given is None else given
-        if tuple(seen.shape) != (batch, length):
-            raise ProbeError(
-                f"the training forward got input_ids of shape {tuple(seen.shape)}, expected "
-                f"{(batch, length)} as `response_mask`: is this the forward of these tokens?"
-            )
-        if (
-            given is not None
-            and tokens.shift
-            and tokens.input_ids is not None
-            and not torch.equal(given, tokens.input_ids.to(given.device))
-        ):
-            raise ProbeError("`input_ids` of ResponseTokens are not those of the forward")
+        sampled = sampled_ids(tokens, forward)
         self._check_attended(forward.call.argument("attention_mask"))
         b, j = self._b.to(sampled.device), self._j.to(sampled.device)
         ids = sampled[b, j]
@@ -333,6 +318,7 @@ class MicroBatch:
             known[name] = known[name].copy()
             known[name][rows] = values
         self._rows = known
+        self._pre = rows, read
 
     def check_logits(
         self,
@@ -381,14 +367,17 @@ class MicroBatch:
         # They may differ by rounding, as checked above; one number is stored.
         rows["behavior_logprob"] = entry_or_scalar(rows)
         self._rows = rows
+        self._pre = np.arange(self.size), read
 
-    def complete(self, read: Readout) -> Rows:
+    def complete(self, read: Readout, divergence: str = "kl") -> Rows:
         """All columns of the rows that are recorded, after the step.
 
         Parameters
         ----------
         read : Readout
             At the rows that `choice` has read; at all where it has them all.
+        divergence : {"kl", "tv"}
+            Whose ΔD the bound of its error is of.
 
         Returns
         -------
@@ -401,12 +390,15 @@ class MicroBatch:
         given = every if choice is None or choice.plan is None else choice.read
         bad = ~read.logsumexp.isfinite()
         self._refuse_where(_of(bad, given), "the policy after the step is not finite: it diverged")
-        after = policy_columns(read, "post")
-        if choice is None:
-            return {**self.rows, **after}
-        at = np.searchsorted(given, kept)
-        found = self.recorded(self.rows) | {name: values[at] for name, values in after.items()}
-        if choice.weight is not None:
+        after = taken(read, torch.from_numpy(np.searchsorted(given, kept)))
+        found = {**self.recorded(self.rows), **policy_columns(after, "post")}
+        if self._pre is not None:
+            rows, before = self._pre
+            before = taken(before, torch.from_numpy(np.searchsorted(rows, kept)))
+            found["delta_d_noise"] = delta_d_noise(
+                found, before, after, divergence, vocab_size=self._vocab_size
+            )
+        if choice is not None and choice.weight is not None:
             found["weight"] = np.full(len(kept), choice.weight, np.float32)
         return found
 

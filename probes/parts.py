@@ -31,6 +31,27 @@ def taken(read: Readout, rows: Tensor) -> Readout:
     return found
 
 
+def widened(read: Readout, by: float) -> Readout:
+    """Add, in quadrature, another error to what rounding may have done.
+
+    Parameters
+    ----------
+    read : Readout
+        Whose error may be unknown, and then stays so.
+    by : float
+        Standard deviation of a log-prob, in nats.
+
+    Returns
+    -------
+    Readout
+        With the same numbers.
+    """
+    if read.error is None or not by:
+        return read
+    error = _each(read.error, lambda values: (values.square() + by**2).sqrt())
+    return dataclasses.replace(read, error=error)
+
+
 def _each(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """Apply a function to every tensor in a nested value."""
     if isinstance(value, Tensor):

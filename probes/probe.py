@@ -305,6 +305,7 @@ class UpdateProbe:
             (`forward`: "cut" or "whole"), whether prompts are shared, the largest change and the
             root mean square change of a log-prob when that was tried (`noise` and `rms`, nats),
             and the `reason` for what is not done; `tail` is "logits" where *pre* rests on them.
+            `noise_divergence` is the D whose ΔD the column `delta_d_noise` is about.
         """
         return self._reader.metadata
 
@@ -436,7 +437,7 @@ class UpdateProbe:
         pending, self._pending = self._pending, []
         full = [batch for batch in pending if batch.size or self._sharding.joint]
         done = [
-            batch.complete(self._reader.after(batch, batch.forward))
+            batch.complete(self._reader.after(batch, batch.forward), self.selection.divergence)
             for batch in full
             if batch.forward is not None
         ]

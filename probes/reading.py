@@ -16,6 +16,7 @@ from .errors import ProbeError
 from .forward import Forward, again, own_logits
 from .head import Head
 from .microbatch import MicroBatch
+from .parts import widened
 from .plan import Plan
 from .readout import Readout
 from .selection import Selection
@@ -150,6 +151,7 @@ class PolicyReader:
             "forward": self._pre if not self._cuts else "matching" if self._again else "training",
             "verified": self._verified,
             "exact": self._exact,
+            "noise_divergence": self._selection.divergence,
             **cut,
         }
 
@@ -250,10 +252,14 @@ class PolicyReader:
             if unproved:
                 self._read_again(batch, forward, verify=True)
             try:
-                return self._read_cut(batch, forward, choice.read, choice.plan)[1]
+                read = self._read_cut(batch, forward, choice.read, choice.plan)[1]
             except CutError:
                 batch.choice = dataclasses.replace(choice, plan=None)
                 return self._read_again(batch, forward)[1]
+            if self._again or self._trial is None:
+                return read
+            # *Pre* is of the whole forward, whose products were rounded in other shapes.
+            return widened(read, self._trial.rms)
 
     def read(self, batch: MicroBatch) -> Readout:
         """Read the policy with the weights as they are now, as *post* is read."""

@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+import copy
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
+from torch import Tensor
 
-from deltad.probes import ResponseTokens, UpdateProbe
+from deltad.dumps import Batch as DumpBatch
+from deltad.dumps import Metadata, batch_tokens, check_dump
+from deltad.masks import criterion
+from deltad.probes import (
+    Ladder,
+    Monitor,
+    ProbeError,
+    Recorder,
+    ResponseTokens,
+    UpdateProbe,
+    branch,
+)
 
-from .tiny import VOCAB, Batch, Sink, batch, same_bits, tiny, weights
-from .training import adamw, step
+from .tiny import VOCAB, Batch, Sink, backward, batch, same_bits, surrogate, tiny, weights
+from .training import DROPOUT, Plain, adamw, no_probe, step
 
 EXACT = 1e-6  # nats
 NEAR_ALL: dict[str, Any] = {"keep": "near", "near": 0.05}
+
+
+@pytest.fixture(autouse=True)
+def _forwards_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So small a batch would otherwise hardly be taken apart."""
+    monkeypatch.setattr("deltad.probes.cutting._OVERHEAD", {"cpu": 0})
 
 
 def grouped(model: Any, *, padding: str = "none", groups: int = 2, seed: int = 0) -> Batch:
@@ -141,3 +163,374 @@ def test_the_cut_forward_gives_what_the_whole_one_gives(
     assert_agree(cut, whole)
     expected = [key for key, row in by_token(whole).items() if divergence(row, "pre") > 0.05]
     assert sorted(by_token(cut)) == sorted(expected)
+
+
+def packed(model: Any) -> Batch:
+    """Three sequences packed into each of two rows, told apart by their positions alone."""
+    generator = torch.Generator().manual_seed(3)
+    rows, each, prompt = 2, 8, 3
+    ids = torch.randint(3, VOCAB, (rows, 3 * each), generator=generator)
+    positions = torch.arange(each).repeat(3).expand(rows, -1).contiguous()
+    inputs = {"input_ids": ids, "position_ids": positions}
+    with torch.no_grad():
+        logits = model(**inputs).logits.float()
+    noise = torch.randn(logits.shape, generator=generator) * 0.5
+    logprobs = (logits + noise).log_softmax(-1).roll(1, 1)
+    best = logprobs.topk(5, -1)
+    number = torch.arange(rows * 3).view(rows, 3).repeat_interleave(each, 1)
+    tokens = ResponseTokens(
+        response_mask=positions >= prompt,
+        advantages=torch.ones(rows),
+        behavior_logprobs=logprobs.gather(2, ids[..., None])[..., 0],
+        topk_ids=best.indices,
+        topk_logprobs=best.values,
+        sequence=number,
+        group=number // 3,
+    )
+    return Batch(inputs, tokens)
+
+
+def test_packed_rows_end_with_their_last_wanted_token_and_share_nothing() -> None:
+    whole, _, _ = recorded("qwen3", packed, {})
+    highest = sorted(divergence(row, "pre") for row in by_token(whole).values())[-6]
+    options = {"keep": "near", "near": highest, "pre": "training", "share_prompts": True}
+    cut, probe, _ = recorded("qwen3", packed, options)
+    assert probe.readout_metadata["cut"]["forward"] == "cut"
+    assert probe.readout_metadata["cut"]["prompts"] == "each"
+    assert_agree(cut, whole)
+
+
+@pytest.mark.parametrize("keep", ["outside", "near", "disagreement"])
+def test_what_is_kept_is_what_the_criteria_say_of_the_stored_values(keep: Any) -> None:
+    options: dict[str, Any] = {"keep": keep, "threshold": 0.1, "near": 0.04, "share_prompts": True}
+    whole, _, _ = recorded("llama", grouped, {})
+    cut, probe, _ = recorded("llama", grouped, options)
+    expected = set()
+    for _, rows in whole.calls:
+        tokens = stored_tokens(rows)
+        d_pre = np.asarray(tokens.divergence("kl"))
+        first, second = (
+            criterion(name).keep(tokens, threshold=0.1)
+            for name in ("predictive-kl-aggregated", "ratio")
+        )
+        mask = {
+            "outside": d_pre > 0.1,
+            "near": d_pre > 0.04,
+            "disagreement": (d_pre > 0.1) & (first != second),
+        }[keep]
+        keys = zip(rows["step"], rows["sequence"], rows["position"], strict=True)
+        expected |= {key for key, is_kept in zip(keys, mask, strict=True) if is_kept}
+    assert expected
+    assert by_token(cut).keys() == expected
+    assert probe.skipped_tokens == len(by_token(whole)) - len(expected)
+
+
+def stored_tokens(rows: dict[str, Any]) -> Any:
+    """What a reader of the file sees."""
+    metadata = Metadata(top_k=rows["topk_ids"].shape[1], vocab_size=VOCAB)
+    return batch_tokens(DumpBatch("", 0, rows, np.ones(len(rows["step"]), np.bool_)), metadata)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "outside": {"keep": "outside", "threshold": 0.1},
+    "near": NEAR_ALL,
+    "disagreement": {"keep": "disagreement", "threshold": 0.02},
+    "shared": {"share_prompts": True},
+    "sequences": {"sequences": 0.5},
+    "all of it": {**NEAR_ALL, "sequences": 0.7, "share_prompts": True, "every": 2},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_training_is_not_changed_and_a_null_update_changes_nothing(name: str) -> None:
+    options = OPTIONS[name]
+    results = []
+    for probed in (False, True):
+        model = tiny("llama")
+        batches = [grouped(model, seed=seed) for seed in range(2)]
+        optimizer = adamw(model)
+        torch.manual_seed(5)
+        around: Any = UpdateProbe if probed else no_probe
+        with around(model, optimizer, Sink(), **options) as probe:
+            for _ in range(2):
+                step(model, optimizer, batches, probe)
+        results.append({**weights(model), "random": torch.get_rng_state()})
+    assert same_bits(*results)
+
+    still, probe, _ = recorded("llama", grouped, {**options, "pre": "matching"}, lr=0.0, steps=3)
+    assert len(still.column("step"))
+    assert not still.deltas().any()
+    assert probe.readout_metadata["exact"]
+    near, probe, _ = recorded("llama", grouped, {**options, "pre": "training"}, lr=0.0, steps=3)
+    assert np.abs(near.deltas()).max() < 1e-5
+    assert probe.readout_metadata["exact"] is False
+    assert probe.readout_metadata["cut"]["noise"] < 1e-5
+
+
+def test_in_half_precision_the_cut_forward_is_matched() -> None:
+    def half(family: str) -> Any:
+        return tiny(family).to(torch.bfloat16)
+
+    still, probe, _ = recorded("llama", grouped, NEAR_ALL, lr=0.0, model=half("llama"))
+    said = probe.readout_metadata
+    assert (said["cut"]["forward"], said["forward"], said["exact"]) == ("cut", "matching", True)
+    assert len(still.column("step"))
+    assert not still.deltas().any()
+    # The training forward's own numbers are another rounding, as is said.
+    noisy, probe, _ = recorded(
+        "llama",
+        grouped,
+        {**NEAR_ALL, "pre": "training", "share_prompts": True},
+        lr=0.0,
+        model=half("llama"),
+    )
+    assert probe.readout_metadata["exact"] is False
+    assert probe.readout_metadata["cut"]["noise"] > 1e-4
+    assert noisy.deltas().any()
+
+
+class Averaging(Plain):
+    """Every position sees the whole sequence, as in a model that is not causal."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Any:
+        hidden = torch.tanh(self.body(self.embedding(input_ids)))
+        hidden = hidden + hidden.mean(1, keepdim=True)
+        return type("Output", (), {"logits": self.out(hidden)})()
+
+
+def test_what_cannot_be_cut_is_forwarded_whole_and_the_metadata_say_why() -> None:
+    model: Any = Averaging()
+    each = batch(model)
+    optimizer = adamw(model)
+    for options, why in (({}, "other sequences or later tokens"), ({"every": 1}, "later tokens")):
+        sink = Sink()
+        head = {"head": model.out, "vocab_size": VOCAB}
+        with UpdateProbe(model, optimizer, sink, **head, **NEAR_ALL, **options) as probe:
+            step(model, optimizer, [each], probe)
+        assert probe.readout_metadata["cut"]["forward"] == "whole"
+        assert why in probe.readout_metadata["cut"]["reason"]
+        assert probe.readout_metadata["exact"]
+        assert len(sink.column("step"))
+
+
+@pytest.mark.parametrize("module", ["attention", "layer"])
+def test_dropout_is_not_cut(module: str) -> None:
+    model = tiny("llama", **(DROPOUT if module == "attention" else {}))
+    if module == "layer":
+        model.model.layers[0].mlp.act_fn = torch.nn.Sequential(
+            torch.nn.SiLU(), torch.nn.Dropout(0.1)
+        )
+    each = grouped(model)
+    optimizer = adamw(model, lr=0.0)
+    sink = Sink()
+    torch.manual_seed(3)
+    with UpdateProbe(model, optimizer, sink, **NEAR_ALL, share_prompts=True) as probe:
+        step(model, optimizer, [each], probe)
+    assert "dropout" in probe.readout_metadata["cut"]["reason"]
+    assert not sink.deltas().any()
+
+
+def test_a_model_without_a_cache_shares_no_prompts() -> None:
+    model: Any = Plain()
+    each = grouped(model)
+    optimizer = adamw(model)
+    sink, whole = Sink(), Sink()
+    start = copy.deepcopy(model.state_dict())
+    head = {"head": model.out, "vocab_size": VOCAB}
+    with UpdateProbe(model, optimizer, sink, **head, **NEAR_ALL, share_prompts=True) as probe:
+        step(model, optimizer, [each], probe)
+    said = probe.readout_metadata["cut"]
+    assert (said["forward"], said["prompts"]) == ("cut", "each")
+    assert "Plain has no config to make a cache from" in said["reason"]
+    model.load_state_dict(start)
+    optimizer = adamw(model)
+    with UpdateProbe(model, optimizer, whole, **head) as probe:
+        step(model, optimizer, [each], probe)
+    assert_agree(sink, whole)
+
+
+def test_an_argument_that_comes_later_and_cannot_be_cut_is_forwarded_whole() -> None:
+    model = tiny("llama")
+    each = grouped(model)
+    optimizer = adamw(model, lr=0.0)
+    sink = Sink()
+    with UpdateProbe(model, optimizer, sink, **NEAR_ALL, pre="matching") as probe:
+        step(model, optimizer, [each], probe)
+        rows = len(sink.column("step"))
+        step(model, optimizer, [each], probe, unknown=object())
+    assert len(sink.column("step")) == 2 * rows
+    assert not sink.deltas().any()
+
+
+def test_every_so_many_th_step_is_read_and_the_others_cost_nothing() -> None:
+    model = tiny("llama")
+    each = batch(model)
+    optimizer = adamw(model)
+    forwards = []
+    model.model.register_forward_hook(lambda *_: forwards.append(1))
+    sink = Sink()
+    with UpdateProbe(model, optimizer, sink, every=3) as probe:
+        for number in range(5):
+            assert probe.reads == (number % 3 == 0)
+            before = len(forwards)
+            (handle,) = step(model, optimizer, [each], probe)
+            assert handle.idle != (number % 3 == 0)
+            if handle.idle:
+                assert len(forwards) == before + 1
+                handle.keep(each.tokens.response_mask)
+                with pytest.raises(ProbeError, match="this step is not read"):
+                    _ = handle.rows
+    assert set(sink.column("step")) == {0, 3}
+    assert probe.step == 5
+    assert probe.sampling_metadata == {"sequences": 1.0, "every": 3, "seed": 0}
+
+
+def test_sequences_are_drawn_alike_in_all_arms_and_carry_their_weight() -> None:
+    model = tiny("llama")
+    each = grouped(model, groups=3)
+    optimizer = adamw(model)
+    sink = Sink()
+    options: dict[str, Any] = {"sequences": 0.4, "sequences_seed": 1}
+    with UpdateProbe(model, optimizer, sink, **options) as probe:
+        for _ in range(3):
+            branch(
+                model,
+                optimizer,
+                ["none", "other"],
+                lambda arm: step(model, optimizer, [each], probe),
+                probe=probe,
+            )
+    drawn = {
+        arm: set(zip(sink.column("step", arm), sink.column("sequence", arm), strict=True))
+        for arm in ("none", "other")
+    }
+    assert drawn["none"] == drawn["other"]
+    assert 0 < len(drawn["none"]) < 27
+    assert (sink.column("weight") == np.float32(2.5)).all()
+
+
+def test_steps_that_a_scaler_skips_are_dropped_with_what_was_chosen() -> None:
+    model = tiny("llama")
+    batches = [grouped(model, seed=seed) for seed in range(2)]
+    optimizer = adamw(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    sink = Sink()
+    with UpdateProbe(model, optimizer, sink, scaler=scaler, **NEAR_ALL) as probe:
+        for overflow in (False, True, False):
+            optimizer.zero_grad()
+            for each in batches:
+                probe.expect(each.tokens)
+                backward(scaler.scale(surrogate(model(**each.inputs).logits, each)))
+            if overflow:
+                next(model.parameters()).grad.fill_(torch.inf)
+            scaler.step(optimizer)
+            scaler.update()
+    assert probe.dropped_steps == 1
+    assert set(sink.column("step")) == {0, 1}
+
+
+@pytest.mark.parametrize("tail", ["auto", "logits", "head"])
+def test_the_tail_of_pre_may_come_from_the_logits_of_the_training_forward(tail: Any) -> None:
+    whole, _, _ = recorded("gemma2", grouped, {})
+    cut, probe, _ = recorded("gemma2", grouped, {**NEAR_ALL, "tail": tail})
+    assert ("tail" in probe.readout_metadata) == (tail != "head")
+    assert_agree(cut, whole)
+
+
+def test_logits_that_are_not_there_are_refused() -> None:
+    model = tiny("llama")
+    each = batch(model)
+    optimizer = adamw(model)
+    with UpdateProbe(model, optimizer, Sink(), tail="logits") as probe:
+        probe.expect(each.tokens)
+        with pytest.raises(ProbeError, match="makes none that can be seen"):
+            model.model(**each.inputs)
+        probe.discard()
+
+
+def test_a_compiled_model_is_cut_in_eager_mode() -> None:
+    plain, _, _ = recorded("llama", grouped, NEAR_ALL)
+    model = tiny("llama")
+    each = grouped(model)
+    compiled = torch.compile(model, backend="eager")
+    optimizer = adamw(model)
+    sink = Sink()
+    with UpdateProbe(compiled, optimizer, sink, **NEAR_ALL) as probe:
+        for _ in range(2):
+            step(compiled, optimizer, [each], probe)
+    assert probe.readout_metadata["cut"]["forward"] == "cut"
+    np.testing.assert_allclose(sink.column("post_logprob"), plain.column("post_logprob"), atol=1e-4)
+
+
+def test_gradient_checkpointing_goes_with_shared_prompts() -> None:
+    plain, _, _ = recorded("llama", grouped, {**NEAR_ALL, "share_prompts": True})
+    model = tiny("llama")
+    older = "gradient_checkpointing_enable"  # its name until transformers 5.2x
+    enable: Any = getattr(model, "activation_checkpointing_enable", None) or getattr(model, older)
+    enable({"use_reentrant": False})
+    sink, probe, _ = recorded("llama", grouped, {**NEAR_ALL, "share_prompts": True}, model=model)
+    assert probe.readout_metadata["cut"]["prompts"] == "shared"
+    np.testing.assert_allclose(sink.column("post_logprob"), plain.column("post_logprob"), atol=1e-5)
+
+
+def test_the_ladder_measures_every_token_and_gives_those_that_are_kept() -> None:
+    ladder = Ladder(tokens=2)
+    whole, _, _ = recorded("llama", grouped, {"ladder": ladder}, steps=1)
+    cut, _, _ = recorded("llama", grouped, {**NEAR_ALL, "ladder": ladder}, steps=1)
+    every = by_token(whole)
+    for key, row in by_token(cut).items():
+        for name in ("linear_delta", "delta_tenth"):
+            assert row[name] == pytest.approx(every[key][name], abs=1e-4)
+
+
+def test_a_dump_of_disagreement_tokens_says_how_many_were_outside(tmp_path: Path) -> None:
+    model = tiny("llama")
+    each = grouped(model)
+    optimizer = adamw(model)
+    kept: dict[str, Any] = {"keep": "disagreement", "threshold": 0.02, "sequences": 0.8}
+
+    def describe(arm: str) -> Metadata:
+        return Metadata(
+            top_k=5,
+            vocab_size=VOCAB,
+            readout=probe.readout_metadata,
+            stored=probe.stored_metadata,
+            sampling=probe.sampling_metadata,
+        )
+
+    recorder = Recorder(tmp_path, seed=0, metadata_for=describe)
+    with recorder, UpdateProbe(model, optimizer, recorder, **kept) as probe:
+        for _ in range(4):
+            step(model, optimizer, [each], probe)
+    (path,) = tmp_path.glob("arm=*/seed=*/*.parquet")
+    found = json.loads(pq.read_metadata(path).metadata[b"deltad"])
+    whole, _, _ = recorded("llama", grouped, {"sequences": 0.8}, steps=4)
+    outside = sum(divergence(row, "pre") > 0.02 for row in by_token(whole).values())
+    assert found["stored"]["outside"] == outside
+    assert found["rows_seen"] == len(by_token(whole))
+    assert 0 < pq.read_metadata(path).num_rows < outside
+    assert not list(check_dump(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keep": "some"}, "`keep` must be one of all, outside, near, disagreement"),
+        ({"sequences": 0.0}, "`sequences` must be a share above 0"),
+        ({"every": 0}, "`every` must be an integer of at least 1"),
+        ({"keep": "near", "near": -1.0}, "`near` must be finite and not negative"),
+        ({"keep": "disagreement", "criterion": "what"}, "the pair of criteria of `keep`"),
+        ({"keep": "outside", "divergence": "js"}, "`divergence` must be one of kl, tv"),
+        ({"tail": "none"}, "`tail` must be one of auto, head, logits"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> None:
+    model = tiny("llama")
+    with pytest.raises(ProbeError, match=message):
+        UpdateProbe(model, adamw(model), Sink(), **options)
+
+
+def test_a_monitor_counts_every_token() -> None:
+    model = tiny("llama")
+    with pytest.raises(ProbeError, match="a Monitor counts every response token"):
+        UpdateProbe(model, adamw(model), Monitor(lambda scalars, step: None), keep="outside")
