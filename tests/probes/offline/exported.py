@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tests.dumps.factory import part_files
+from tests.dumps.factory import DERIVED, part_files
 
 BEHAVIOR = (
     "position", "token_id", "advantage", "in_loss", "behavior_logprob", "topk_ids",
@@ -107,8 +107,8 @@ def same_dump(ours: Path, theirs: Path, arm: str, seed: int) -> None:
 
 
 def _table(run: Path, arm: str, seed: int) -> pa.Table:
-    """One arm and seed."""
-    return pa.concat_tables(
+    """One arm and seed, without what a writer derives."""
+    found = pa.concat_tables(
         [
             pq.ParquetFile(file).read()
             for file in part_files(run)
@@ -116,6 +116,7 @@ def _table(run: Path, arm: str, seed: int) -> pa.Table:
         ],
         promote_options="default",
     ).replace_schema_metadata(None)
+    return found.drop_columns([name for name in found.column_names if name in DERIVED])
 
 
 def _sorted(table: pa.Table) -> pa.Table:

@@ -13,7 +13,7 @@ import pytest
 from deltad.dumps import Dump, DumpError, DumpWriter, check_dump
 from deltad.probes.offline import OfflineError, ScoringFiles, import_dump
 from deltad.probes.offline.records import Record
-from tests.dumps.factory import make_dump, part_files
+from tests.dumps.factory import OPTIONAL, make_dump, part_files
 from tests.probes.offline.exported import (
     behavior,
     responses,
@@ -61,9 +61,10 @@ def _float32_parquet(path: Path, records: Any, **types: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dump with every column, rows out of order and several files a seed."""
+    """A dump with every column that files give, rows out of order and several files a seed."""
     run = tmp_path_factory.mktemp("recorded") / "run"
-    return make_dump(run, arms=("ratio",), seeds=(1,), ranks=2, parts=2)
+    optional = [name for name in OPTIONAL if name != "weight"]
+    return make_dump(run, arms=("ratio",), seeds=(1,), optional=optional, ranks=2, parts=2)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from deltad.dumps import Dump, check_dump
+from deltad.dumps import DERIVED, Dump, check_dump
 from deltad.probes.offline import (
     OfflineError,
     ScoringFiles,
@@ -114,7 +114,8 @@ def test_the_way_from_responses_to_a_dump(tmp_path: Path) -> None:
     assert all(abs(row["pre_logprob"] - row["behavior_logprob"]) < 1e-4 for row in rows)
     assert any(row["post_logprob"] != row["pre_logprob"] for row in rows)
     columns = Dump.open(tmp_path / "run").optional_columns("actual")
-    assert columns == {"pre_collision", "post_collision", "pre_entropy", "post_entropy"}
+    assert set(DERIVED) <= columns
+    assert columns - set(DERIVED) == {"pre_collision", "post_collision", "pre_entropy", "post_entropy"}
 
 
 def test_hooks_are_gone_and_the_weights_are_as_they_were(tmp_path: Path) -> None:
