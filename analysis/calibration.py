@@ -18,12 +18,10 @@ from numpy.typing import NDArray
 
 from . import statistics
 from .bins import bin_of, interval_label, quantile_edges
-from .blocks import outside_blocks
-from .counting import columns_for
 from .engine import Engine, Progress, Span, read_arms
-from .kernel import require_outside
+from .kernel import blocks_of, require_outside
 from .prediction import LINEAR, Predictor, linear_family, predictors
-from .question import OWN, Question, QuestionError
+from .question import OWN, Question, QuestionError, decider
 from .rates import BaseRate, ratio
 from .result import Result
 from .shares import Share
@@ -264,6 +262,7 @@ def calibrate(
     bootstrap_seed: int = 0,
     progress: Progress | None = None,
     engine: Engine | None = None,
+    recompute: bool = False,
 ) -> Calibration:
     """Hold every direction's prediction against realized ΔD.
 
@@ -282,6 +281,8 @@ def calibrate(
         Told the number of rows of every span of the dump that is done.
     engine : Engine, optional
         Where to read: by default on the cores of this machine.
+    recompute : bool
+        From the vectors even where D and Ḋ are recorded.
 
     Returns
     -------
@@ -316,7 +317,7 @@ def calibrate(
         else:
             chosen.append(each)
     require_outside(dump, [arm])
-    reader = _Reader(replace(asked, protocol=""), tuple(each.name for each in chosen))
+    reader = _Reader(replace(asked, protocol=""), tuple(each.name for each in chosen), recompute)
     spans = read_arms(reader, dump, [arm], engine=engine, progress=progress)
     read = [_Read.joined(parts) for _, parts in sorted(spans.items())]
     calibrated = tuple(
@@ -364,14 +365,16 @@ class _Reader:
 
     region: Question
     names: tuple[str, ...]
+    recompute: bool
 
     def __call__(self, span: Span) -> _Read:
         """Predict every token outside."""
         known = {each.name: each for each in predictors(self.region.divergence)}
         chosen = [known[name] for name in self.names]
-        columns = dict.fromkeys(name for each in chosen for name in each.columns)
+        linear = [LINEAR] if LINEAR in self.names else []
+        directions = [decider(name) for name in self.names if name != LINEAR]
         parts = [_Read(np.empty(0), np.empty(0, np.bool_), np.empty((len(chosen), 0)))]
-        for block in outside_blocks(span, self.region, [*columns_for(), *columns]):
+        for block in blocks_of(span, self.region, directions, linear, recompute=self.recompute):
             if (found := block.found) is not None:
                 values = np.stack([each.values(found) for each in chosen])
                 parts.append(_Read(found.delta_d, found.undetermined, values))

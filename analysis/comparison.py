@@ -7,7 +7,7 @@ criteria decide alike.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +20,7 @@ from deltad.masks import NONE, Criterion, CriterionError, Tokens
 from deltad.weights import WEIGHTS, Weight
 
 from .blocks import unknown_rows, where_recorded
-from .counting import Decided, Decider, Judged, columns_for, decisions, outside_of
+from .counting import Decided, Decider, Judged, Outside, columns_for, decisions, outside_of
 from .engine import Engine, Progress, Span, read_arms
 from .kernel import require_outside
 from .question import (
@@ -34,6 +34,7 @@ from .question import (
     unjudged,
 )
 from .rates import BaseRate, RateTable, SeedRates
+from .recorded import recorded_batches, recorded_columns, recorded_tokens
 from .result import Result
 from .screening import BLOCK_ROWS
 from .shares import Share
@@ -48,6 +49,10 @@ if TYPE_CHECKING:
 
 PLACES: Final = ("outside", "inside", "without_vectors")
 """Where a masked token may lie: D above δ, D up to δ, D unknown."""
+
+INSIDE: Final = 0
+UNKNOWN: Final = 1
+"""Of the last two."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,6 +199,7 @@ def compare(
     bootstrap_seed: int = 0,
     progress: Progress | None = None,
     engine: Engine | None = None,
+    recompute: bool = False,
 ) -> Comparison:
     """Compare criteria with a baseline, reading the dump once for all of them.
 
@@ -213,6 +219,8 @@ def compare(
         Told the number of rows of every span of the dump that is done.
     engine : Engine, optional
         Where to count: by default on the cores of this machine.
+    recompute : bool
+        From the vectors even where D and Ḋ are recorded.
 
     Returns
     -------
@@ -232,7 +240,7 @@ def compare(
     arms = arms_of(resolved)
     without_delta = unjudged(dump, arms)
     require_outside(dump, arms)
-    reader = _Reader(base.question, tuple(names), post=not without_delta)
+    reader = _Reader(base.question, tuple(names), post=not without_delta, recompute=recompute)
     parts = read_arms(reader, dump, arms, engine=engine, progress=progress)
     read = {key: _Read.joined(each) for key, each in parts.items()}
     weighted = unlike_weights(each.decided.pair(0, 0) for each in read.values())
@@ -387,35 +395,20 @@ class _Reader:
     region: Question
     names: tuple[str, ...]
     post: bool
+    recompute: bool
 
     def __call__(self, span: Span) -> _Read:
         """Decide about every row of the span."""
         region, deciders = self.region, [decider(name) for name in self.names]
-        metadata = span.part.metadata
         unknown = 0
         blocks: list[Judged] = []
         elsewhere = np.zeros((2, len(deciders)), dtype=np.int64)
         weights = np.zeros(len(deciders))
-        columns = where_recorded(span, columns_for(*deciders, post=self.post))
-        for batch in part_batches(
-            span.part, columns=columns, batch_rows=BLOCK_ROWS, groups=span.groups
-        ):
-            check_batch(batch, metadata, columns)
-            unknown += unknown_rows(batch, metadata)
-            bare = len(batch) - int(np.count_nonzero(batch.vectors))
-            if bare:
-                tokens = scalar_tokens(batch)
-                everywhere = np.ones(bare, dtype=np.bool_)
-                elsewhere[0 if metadata.near else 1] += [
-                    _masks(each, tokens, region, everywhere) for each in deciders
-                ]
-            if bare == len(batch):
-                continue
-            tokens = batch_tokens(batch, metadata)
-            inside = tokens.divergence(region.divergence) <= region.threshold
-            elsewhere[0] += [_masks(each, tokens, region, inside) for each in deciders]
-            found = outside_of(batch, metadata, region, tokens=tokens)
-            if found is None:
+        for rows in self._rows(span, deciders):
+            unknown += rows.unknown
+            for place, tokens, where in rows.elsewhere:
+                elsewhere[place] += [_masks(each, tokens, region, where) for each in deciders]
+            if (found := rows.found) is None:
                 continue
             keep = decisions(found.tokens, region, deciders)
             blocks.append(Judged.of(found, keep))
@@ -425,6 +418,72 @@ class _Reader:
             ]
         judged = Judged.joined(blocks, len(deciders))
         return _Read(Decided(span.rows_seen, unknown, judged), elsewhere, weights)
+
+    def _rows(self, span: Span, deciders: Sequence[Decider]) -> Iterator[_Rows]:
+        """All rows, from wherever D is to be had."""
+        names = None
+        if not self.recompute:
+            names = recorded_columns(span.part, self.region, deciders, post=self.post)
+        if names is not None:
+            yield from _recorded_rows(span, self.region, names)
+            return
+        region, metadata = self.region, span.part.metadata
+        columns = where_recorded(span, columns_for(*deciders, post=self.post))
+        for batch in part_batches(
+            span.part, columns=columns, batch_rows=BLOCK_ROWS, groups=span.groups
+        ):
+            check_batch(batch, metadata, columns)
+            elsewhere: list[tuple[int, Tokens, NDArray[np.bool_]]] = []
+            bare = len(batch) - int(np.count_nonzero(batch.vectors))
+            if bare:
+                everywhere = np.ones(bare, dtype=np.bool_)
+                place = INSIDE if metadata.near else UNKNOWN
+                elsewhere.append((place, scalar_tokens(batch), everywhere))
+            found = None
+            if bare < len(batch):
+                tokens = batch_tokens(batch, metadata)
+                inside = tokens.divergence(region.divergence) <= region.threshold
+                elsewhere.append((INSIDE, tokens, inside))
+                found = outside_of(batch, metadata, region, tokens=tokens)
+            yield _Rows(found, unknown_rows(batch, metadata), elsewhere)
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Some rows of a file.
+
+    Attributes
+    ----------
+    found : Outside or None
+        Those outside.
+    unknown : int
+        Those whose D is unknown.
+    elsewhere : list of (place, Tokens, ndarray of bool)
+        The others: inside or unknown, and which of the tokens they are.
+    """
+
+    found: Outside | None
+    unknown: int
+    elsewhere: list[tuple[int, Tokens, NDArray[np.bool_]]]
+
+
+def _recorded_rows(span: Span, region: Question, names: Sequence[str]) -> Iterator[_Rows]:
+    """All rows by their recorded D; there is none in a row whose D is unknown."""
+    for batch, block in recorded_batches(span, region, names):
+        tokens = recorded_tokens(batch, region)
+        bare = np.isnan(tokens.d)
+        elsewhere: list[tuple[int, Tokens, NDArray[np.bool_]]] = [
+            (INSIDE, tokens, tokens.d <= region.threshold)
+        ]
+        if bare.any():
+            without = Tokens(
+                tokens.advantage[bare],
+                tokens.behavior_logprob[bare],
+                tokens.policy_logprob[bare],
+                full={name: (d[bare], d_dot[bare]) for name, (d, d_dot) in tokens.full.items()},
+            )
+            elsewhere.append((UNKNOWN, without, np.ones(int(bare.sum()), dtype=np.bool_)))
+        yield _Rows(block.found, block.unknown, elsewhere)
 
 
 def _masks(each: Decider, tokens: Tokens, region: Question, rows: NDArray[np.bool_]) -> int:

@@ -12,12 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .bins import UNKNOWN, bin_of, interval_label, quantile_edges
-from .blocks import outside_blocks
 from .comparison import arms_of, comparable
 from .conditions import CONDITIONS, Condition, check_condition, conditions_named
-from .counting import Decided, Judged, columns_for, decisions
+from .counting import Decided, Judged, decisions
 from .engine import Engine, Progress, Span, read_arms
-from .kernel import require_outside
+from .kernel import blocks_of, require_outside
 from .question import OWN, Question, QuestionError, Resolved, decider
 from .rates import RateTable, SeedRates
 from .responses import Responses, read_responses
@@ -133,6 +132,7 @@ def condition_table(
     bootstrap_seed: int = 0,
     progress: Progress | None = None,
     engine: Engine | None = None,
+    recompute: bool = False,
 ) -> ConditionTable:
     """Count the tokens outside apart, by conditions.
 
@@ -154,6 +154,8 @@ def condition_table(
         Told the number of rows of every span of the dump that is done.
     engine : Engine, optional
         Where to read: by default on the cores of this machine.
+    recompute : bool
+        From the vectors even where D and Ḋ are recorded.
 
     Returns
     -------
@@ -184,6 +186,7 @@ def condition_table(
         replace(base.question, protocol=""),
         tuple(each.question.criterion for each in resolved.values()),
         tuple(each.name for each in conditions),
+        recompute or any(each.vectors for each in conditions),
         {
             (arm, seed): read_responses(dump, arm, seed)
             for arm in arms
@@ -274,6 +277,7 @@ class _Reader:
     region: Question
     criteria: tuple[str, ...]
     conditions: tuple[str, ...]
+    recompute: bool
     responses: Mapping[tuple[str, int], Responses] = field(default_factory=dict)
 
     def __call__(self, span: Span) -> _Read:
@@ -285,7 +289,7 @@ class _Reader:
         unknown = 0
         blocks: list[Judged] = []
         values: list[list[NDArray[Any]]] = [[np.empty(0)] for _ in conditions]
-        for block in outside_blocks(span, self.region, [*columns_for(*deciders), *columns]):
+        for block in blocks_of(span, self.region, deciders, columns, recompute=self.recompute):
             unknown += block.unknown
             if (found := block.found) is not None:
                 blocks.append(Judged.of(found, decisions(found.tokens, self.region, deciders)))

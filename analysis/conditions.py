@@ -52,6 +52,8 @@ class Condition:
         Columns of a dump that it needs beside those of ΔD.
     responses : bool
         Whether it needs whole responses.
+    vectors : bool
+        Whether it needs top-K vectors.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Condition:
     names: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     responses: bool = False
+    vectors: bool = False
 
 
 def token_class(text: str) -> int:
@@ -144,7 +147,9 @@ CONDITIONS: Final[Mapping[str, Condition]] = MappingProxyType(
             ),
             Condition("divergence", "D before the step", lambda outside, _: outside.d_pre),
             Condition("ratio", "|r − 1|, the ratio's distance from 1", _ratio_distance),
-            Condition("tail", "mass of μ in the tail, beyond the top-K", _tail_mass),
+            Condition(
+                "tail", "mass of μ in the tail, beyond the top-K", _tail_mass, vectors=True,
+            ),
             Condition(
                 "token", "class of the token's text",
                 lambda outside, _: np.array(

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from deltad.divergence import DIVERGENCES
 from deltad.dumps import READINGS, batch_tokens, check_batch, part_batches
 from deltad.masks import Tokens
 
@@ -403,16 +404,50 @@ def outside_of(
     known = np.flatnonzero(batch.vectors)
     if not len(known):
         return None
-    d_pre = (tokens or batch_tokens(batch, metadata)).divergence(region.divergence)
+    tokens = tokens or batch_tokens(batch, metadata)
+    d_pre = tokens.divergence(region.divergence)
     is_outside = d_pre > region.threshold
     if not is_outside.any():
         return None
-    block = select(batch, known[is_outside])
+    block, tokens = select(batch, known[is_outside]), some_tokens(tokens, is_outside)
     d_pre = d_pre[is_outside]
     d_post = np.full(len(d_pre), np.nan)
-    if "post_logprob" in block.columns:
-        d_post = batch_tokens(block, metadata, post=True).divergence(region.divergence)
-    return Outside(block, batch_tokens(block, metadata), d_pre, d_post - d_pre)
+    if "post_logprob" in block.columns and tokens.support is not None:
+        after = tokens.support.with_policy(
+            block["topk_post_logprobs"].astype(np.float64),
+            block["post_logprob"].astype(np.float64),
+            check=False,  # `check_batch` has done it
+        )
+        d_post = DIVERGENCES[region.divergence](after)
+    return Outside(block, tokens, d_pre, d_post - d_pre)
+
+
+def some_tokens(tokens: Tokens, rows: NDArray[np.bool_]) -> Tokens:
+    """Some of the tokens, nothing computed anew.
+
+    Parameters
+    ----------
+    tokens : Tokens
+        NumPy arrays.
+    rows : ndarray of bool, shape (token,)
+        Which of them.
+    """
+    support = tokens.support
+    if support is not None:
+        arrays: dict[str, Any] = {
+            field.name: value[rows]
+            for field in fields(support)
+            if isinstance(value := getattr(support, field.name), np.ndarray)
+        }
+        support = replace(support, **arrays)
+    return Tokens(
+        tokens.advantage[rows],
+        tokens.behavior_logprob[rows],
+        tokens.policy_logprob[rows],
+        support=support,
+        collision=None if tokens.collision is None else tokens.collision[rows],
+        full={name: (d[rows], d_dot[rows]) for name, (d, d_dot) in tokens.full.items()},
+    )
 
 
 def decisions(tokens: Tokens, region: Question, deciders: Sequence[Decider]) -> NDArray[np.bool_]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from .blocks import outside_blocks, plain_blocks
+from .blocks import Block, outside_blocks, plain_blocks
 from .counting import ArmCounts, Decided, Decider, Judged, columns_for, decisions
 from .engine import Engine, Progress, Span, read_arms
 from .question import Question, QuestionError, decider
+from .recorded import recorded_blocks, recorded_columns
 
 if TYPE_CHECKING:
     from deltad.dumps import Dump
@@ -23,11 +24,14 @@ class ArmCounter:
     ----------
     question : Question
         Region and pair; its protocol is not looked at.
+    recompute : bool
+        From the vectors even where D and Ḋ are recorded.
     plain : bool
-        In the plainest way, without a first look: the reference.
+        In the plainest way, from the vectors and without a first look: the reference.
     """
 
     question: Question
+    recompute: bool = False
     plain: bool = False
 
     def __call__(self, span: Span) -> ArmCounts:
@@ -49,18 +53,34 @@ class ArmCounter:
             A row holds an impossible value; names file, row and column.
         """
         pair = (decider(self.question.criterion), decider(self.question.baseline))
-        return decide(span, self.question, pair, columns_for(*pair), plain=self.plain).pair(0, 1)
+        unknown = 0
+        judged: list[Judged] = []
+        for block in self._blocks(span, pair):
+            unknown += block.unknown
+            if (found := block.found) is not None:
+                judged.append(Judged.of(found, decisions(found.tokens, self.question, pair)))
+        stored = span.part.metadata.stored_outside
+        outside = stored if stored is None or span.first == 0 else 0
+        decided = Decided(span.rows_seen, unknown, Judged.joined(judged, len(pair)), outside)
+        return decided.pair(0, 1)
+
+    def _blocks(self, span: Span, pair: tuple[Decider, Decider]) -> Iterator[Block]:
+        """The tokens outside, from wherever they are to be had."""
+        if self.plain:
+            return plain_blocks(span, self.question, columns_for(*pair))
+        return blocks_of(span, self.question, pair, recompute=self.recompute)
 
 
-def decide(
+def blocks_of(
     span: Span,
     region: Question,
     deciders: Sequence[Decider],
-    columns: Iterable[str],
+    columns: Iterable[str] = (),
     *,
-    plain: bool = False,
-) -> Decided:
-    """Decide about the tokens outside of a span.
+    post: bool = True,
+    recompute: bool = False,
+) -> Iterator[Block]:
+    """Stream the tokens outside of a span: by recorded D and Ḋ if these do, else by vectors.
 
     Parameters
     ----------
@@ -69,30 +89,30 @@ def decide(
     region : Question
         Its threshold and divergence.
     deciders : sequence of Decider
-        Criteria or weights.
+        Criteria or weights that are to be asked.
     columns : iterable of str
-        Those that the deciders need.
-    plain : bool
-        By `plain_blocks`.
+        Wanted of the tokens outside besides what the deciders need.
+    post : bool
+        Whether the policy after the update was read.
+    recompute : bool
+        By vectors in any case.
 
-    Returns
-    -------
-    Decided
-        In the order of the rows.
+    Yields
+    ------
+    Block
+        In the file's order.
+
+    Raises
+    ------
+    DumpError
+        A row holds an impossible value; names file, row and column.
     """
-    unknown = 0
-    judged: list[Judged] = []
-    for block in (plain_blocks if plain else outside_blocks)(span, region, list(columns)):
-        unknown += block.unknown
-        if block.found is not None:
-            judged.append(Judged.of(block.found, decisions(block.found.tokens, region, deciders)))
-    stored = span.part.metadata.stored_outside
-    return Decided(
-        span.rows_seen,
-        unknown,
-        Judged.joined(judged, len(deciders)),
-        stored if stored is None or span.first == 0 else 0,
-    )
+    names = None
+    if not recompute:
+        names = recorded_columns(span.part, region, deciders, post=post)
+    if names is not None:
+        return recorded_blocks(span, region, [*names, *columns])
+    return outside_blocks(span, region, [*columns_for(*deciders, post=post), *columns])
 
 
 def count_arms(
@@ -119,6 +139,8 @@ def count_arms(
         Where to count; by default on this machine's cores.
     progress : callable, optional
         Told the number of rows of every span that is done.
+    recompute : bool
+        From the vectors even where D and Ḋ are recorded.
     plain : bool
         In the plainest way: the reference.
 

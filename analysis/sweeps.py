@@ -15,10 +15,10 @@ import numpy as np
 from deltad.dumps import check_batch, part_batches
 from deltad.dumps.columns import VECTORS
 
-from .blocks import outside_blocks, unknown_rows, where_recorded
-from .counting import Decided, Judged, Outside, columns_for, decisions, outside_of
+from .blocks import unknown_rows, where_recorded
+from .counting import Decided, Decider, Judged, Outside, columns_for, decisions, outside_of
 from .engine import Engine, Progress, Span, read_arms
-from .kernel import require_outside
+from .kernel import blocks_of, require_outside
 from .question import (
     OWN,
     Question,
@@ -144,6 +144,7 @@ def sweep(
     bootstrap_seed: int = 0,
     progress: Progress | None = None,
     engine: Engine | None = None,
+    recompute: bool = False,
 ) -> Sweep:
     """Ask one question at many points, reading the dump once.
 
@@ -166,6 +167,8 @@ def sweep(
         Told the number of rows of every span of the dump that is done.
     engine : Engine, optional
         Where to count: by default on the cores of this machine.
+    recompute : bool
+        From the vectors even where D and Ḋ are recorded.
 
     Returns
     -------
@@ -186,7 +189,9 @@ def sweep(
         known = question.resolve(dump, needs=("pre",))
         ks = _top_ks(dump, values)
         points: dict[float | str, Resolved] = {k: known for k in ks}
-        return _collect(dump, over, points, {}, known.question, bootstrap_seed, progress, engine)
+        return _collect(
+            dump, over, points, {}, known.question, bootstrap_seed, progress, engine, True
+        )
     if over == PROTOCOL:
         found, refused = _protocols(dump, question, [str(value) for value in values])
         asked: dict[float | str, Question] = {
@@ -207,7 +212,9 @@ def sweep(
             f"{next(iter(refused.values()))}"
         )
     common = next(iter(resolved.values())).question
-    return _collect(dump, over, resolved, refused, common, bootstrap_seed, progress, engine)
+    return _collect(
+        dump, over, resolved, refused, common, bootstrap_seed, progress, engine, recompute
+    )
 
 
 def _collect(
@@ -219,6 +226,7 @@ def _collect(
     bootstrap_seed: int,
     progress: Progress | None,
     engine: Engine | None,
+    recompute: bool,
 ) -> Sweep:
     """Read every arm once and put the points together."""
     first = next(iter(resolved.values()))
@@ -231,7 +239,7 @@ def _collect(
         if over == PROTOCOL
         else {value: each.question for value, each in resolved.items()}
     )
-    reader = _Reader(over, tuple(asked.items()), post=not without_delta)
+    reader = _Reader(over, tuple(asked.items()), post=not without_delta, recompute=recompute)
     parts = read_arms(reader, dump, arms, engine=engine, progress=progress)
     read = {
         key: [Decided.joined(each, 2) for each in zip(*spans, strict=True)]
@@ -285,20 +293,22 @@ class _Reader:
         One pair of criteria at every point.
     post : bool
         Whether the policy after the update was read.
+    recompute : bool
+        From the vectors even where D and Ḋ are recorded; for K' there is no other way.
     """
 
     over: str
     points: tuple[tuple[Any, Question], ...]
     post: bool
+    recompute: bool
 
     def __call__(self, span: Span) -> list[Decided]:
         """The tokens outside at every point: the criterion's decisions, then the baseline's."""
         first = self.points[0][1]
         pair = (decider(first.criterion), decider(first.baseline))
-        columns = columns_for(*pair, post=self.post)
         blocks: list[list[Judged]] = [[] for _ in self.points]
         unknown = 0
-        for found, without in self._found(span, columns):
+        for found, without in self._found(span, pair):
             unknown += without
             for known, (_, question), each in zip(blocks, self.points, found, strict=True):
                 if each is not None:
@@ -306,14 +316,17 @@ class _Reader:
                     known.append(Judged.of(each, keep)[each.d_pre > question.threshold])
         return [Decided(span.rows_seen, unknown, Judged.joined(known, 2)) for known in blocks]
 
-    def _found(self, span: Span, columns: list[str]) -> Iterator[tuple[list[Outside | None], int]]:
+    def _found(
+        self, span: Span, pair: tuple[Decider, Decider]
+    ) -> Iterator[tuple[list[Outside | None], int]]:
         """The tokens of every block that may be outside at each point, and rows without D."""
         if self.over != TOP_K:
             widest = min((each for _, each in self.points), key=lambda each: each.threshold)
-            for block in outside_blocks(span, widest, columns):
+            for block in blocks_of(span, widest, pair, post=self.post, recompute=self.recompute):
                 yield [block.found] * len(self.points), block.unknown
             return
         # D on fewer ids is smaller but for rounding, which the first look does not know.
+        columns = columns_for(*pair, post=self.post)
         names, metadata = where_recorded(span, columns), span.part.metadata
         for batch in part_batches(
             span.part, columns=names, batch_rows=BLOCK_ROWS, groups=span.groups

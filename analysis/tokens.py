@@ -17,7 +17,7 @@ from deltad.dumps import batch_tokens, scalar_tokens
 from deltad.masks import CRITERIA, Criterion, CriterionError, Tokens
 from deltad.weights import Weight
 
-from .counting import checked_batches, columns_for
+from .counting import NOISE, checked_batches, columns_for
 from .engine import Progress
 from .export import without_nan
 from .question import Question, QuestionError
@@ -35,6 +35,7 @@ _Values: TypeAlias = dict[str, tuple[NDArray[Any], NDArray[np.bool_]]]
 """A column's values by name, and where they are known."""
 
 _COPIED: Final = ("advantage", "in_loss")
+_UNDETERMINED: Final = "undetermined"
 KEY_COLUMNS: Final = ("step", "group", "sequence", "position", "token_id")
 
 TOKEN_COLUMNS: Final[dict[str, tuple[pa.DataType, str]]] = {
@@ -51,6 +52,8 @@ TOKEN_COLUMNS: Final[dict[str, tuple[pa.DataType, str]]] = {
     "d_pre": (pa.float64(), "top-K D before the update: nats for KL, a probability for TV"),
     "d_post": (pa.float64(), "top-K D after it"),
     "delta_d": (pa.float64(), "ΔD = d_post − d_pre"),
+    "delta_d_noise": (pa.float64(), "bound on the error of ΔD, where the dump has it"),
+    "undetermined": (pa.bool_(), "|ΔD| < delta_d_noise, where the dump has it"),
     "ratio": (pa.float64(), "r = π_k/μ_k before the update"),
     "d_dot": (
         pa.float64(),
@@ -64,7 +67,7 @@ TOKEN_COLUMNS: Final[dict[str, tuple[pa.DataType, str]]] = {
 """Columns and what they mean. One `keep_<criterion>` for every criterion that the dump can
 answer stands before `outside`: true where the gradient passes. D, ΔD, Ḋ and decisions are NULL
 where they need the top-K vectors and a row has none, `d_post` and ΔD also where the policy after
-the update was not read."""
+the update was not read, and what is undetermined where no bound was recorded."""
 
 
 class TokenTable:
@@ -131,13 +134,15 @@ class TokenTable:
             if each.family in (None, self.question.divergence) and present.issuperset(each.columns)
         ]
         self._copied = [*KEY_COLUMNS, *(["token"] if "token" in present else []), *_COPIED]
+        self._noise = NOISE in present
         decided = columns_for(
             self._resolved.criterion,
             self._resolved.baseline,
             *self._criteria,
             post=all("post" in dump.readings(arm) for arm in self._resolved.arms),
         )
-        self._columns = list(dict.fromkeys([*self._copied, *decided]))
+        noise = [NOISE] if self._noise else []
+        self._columns = list(dict.fromkeys([*self._copied, *decided, *noise]))
         self.schema = self._make_schema()
 
     @property
@@ -237,7 +242,9 @@ class TokenTable:
         for name, (kind, _) in TOKEN_COLUMNS.items():
             if name == "outside":
                 fields += [pa.field(_keep_name(each), pa.bool_()) for each in self._criteria]
-            if name != "token" or "token" in self._copied:
+            absent = [] if "token" in self._copied else ["token"]
+            absent += [] if self._noise else [NOISE, _UNDETERMINED]
+            if name not in absent:
                 fields.append(pa.field(name, kind))
         return pa.schema(fields)
 
@@ -259,6 +266,12 @@ class TokenTable:
         values["d_pre"] = (d_pre, known)
         for name, column in (("d_post", d_post), ("delta_d", d_post - d_pre)):
             values[name] = (column, known & ("post_logprob" in batch.columns))
+        if self._noise:
+            noise = batch[NOISE]
+            bounded = values["delta_d"][1] & ~np.isnan(noise)
+            values[NOISE] = (noise, ~np.isnan(noise))
+            with np.errstate(invalid="ignore"):
+                values[_UNDETERMINED] = (np.abs(values["delta_d"][0]) < noise, bounded)
         values["ratio"] = _gather(lambda tokens: tokens.ratio, sets, np.float64)
         directions = [(_directions(self._resolved.criterion, tokens), at) for tokens, at in sets]
         for place, name in enumerate(("d_dot", "d_dot_local", "d_dot_global")):

@@ -15,6 +15,7 @@ from .options import (
     Output,
     Protocol,
     Quiet,
+    Recompute,
     Run,
     Threshold,
     format_option,
@@ -58,6 +59,7 @@ def compare(
     divergence: Divergence = "kl",
     protocol: Protocol = "",
     bootstrap_seed: BootstrapSeed = 0,
+    recompute: Recompute = False,
     form: Annotated[str, format_option(*DRAWN_FORMATS)] = "",
     quiet: Quiet = False,
 ) -> None:
@@ -91,10 +93,16 @@ def compare(
                 bins=DEFAULT_BINS if bins is None else bins,
                 bootstrap_seed=bootstrap_seed,
                 progress=bar.advance,
+                recompute=recompute,
             )
         else:
             result = analysis.compare(
-                dump, question, asked, bootstrap_seed=bootstrap_seed, progress=bar.advance
+                dump,
+                question,
+                asked,
+                bootstrap_seed=bootstrap_seed,
+                progress=bar.advance,
+                recompute=recompute,
             )
     write_result(result, form, output)
 
@@ -120,6 +128,7 @@ def sweep(
     baseline: Baseline = "ratio",
     protocol: Protocol = "",
     bootstrap_seed: BootstrapSeed = 0,
+    recompute: Recompute = False,
     form: Annotated[str, format_option(*DRAWN_FORMATS)] = "",
     quiet: Quiet = False,
 ) -> None:
@@ -145,6 +154,7 @@ def sweep(
             values=_listed(values, "--values"),
             bootstrap_seed=bootstrap_seed,
             progress=bar.advance,
+            recompute=recompute,
         )
     if form != "text":  # the text says it itself
         for name, why in result.refused.items():
@@ -167,6 +177,7 @@ def calibration(
         ),
     ] = "",
     bootstrap_seed: BootstrapSeed = 0,
+    recompute: Recompute = False,
     form: Annotated[str, format_option(*DRAWN_FORMATS)] = "",
     quiet: Quiet = False,
 ) -> None:
@@ -182,7 +193,12 @@ def calibration(
 
     with progress_bar(rows_of(dump, question.resolve(dump).arms), "rows", quiet=quiet) as bar:
         result = analysis.calibrate(
-            dump, question, bins=bins, bootstrap_seed=bootstrap_seed, progress=bar.advance
+            dump,
+            question,
+            bins=bins,
+            bootstrap_seed=bootstrap_seed,
+            progress=bar.advance,
+            recompute=recompute,
         )
     write_result(result, form, output)
 

@@ -117,6 +117,7 @@ def figure4(
     baseline: Baseline = "ratio",
     protocol: Protocol = "",
     bootstrap_seed: BootstrapSeed = 0,
+    recompute: Recompute = False,
     quiet: Quiet = False,
 ) -> None:
     """Draw ΔD of kept disagreement tokens and the unsafe-keep rates by seed."""
@@ -127,7 +128,7 @@ def figure4(
     forms = [figure_format(path) for path in output]
     for path in output:
         check_output(path, run)
-    rates = counted(open_dump(run), question, bootstrap_seed, quiet)
+    rates = counted(open_dump(run), question, bootstrap_seed, quiet, recompute=recompute)
     figure = analysis.figure4(rates)
     for path, form in zip(output, forms, strict=True):
         with sink(path) as file:
