@@ -169,7 +169,7 @@ def arm_counter(
 ) -> ArmCounter:
     """What counts a span of some arms; parameters as of `count_arms`."""
     # The protocol says which arms are asked, which no span needs to know.
-    return ArmCounter(replace(question, protocol=""), plain)
+    return ArmCounter(replace(question, protocol=""), recompute=recompute, plain=plain)
 
 
 def require_outside(dump: Dump, arms: Iterable[str]) -> None:
