@@ -35,7 +35,7 @@ class StorageError(OSError):
     """A place behind a URL is out of reach; the message is one sentence that names it."""
 
 
-def place(run: str | os.PathLike[str]) -> Path:
+def place(run: str | os.PathLike[str] | RemotePath) -> Path:
     """A folder's path, or what stands for it behind a URL.
 
     Parameters
@@ -69,7 +69,7 @@ def place(run: str | os.PathLike[str]) -> Path:
         from .remote import RemotePath
 
         return cast(Path, RemotePath.of(str(given), given.storage_options))
-    text = os.fspath(run)
+    text = os.fspath(given)
     if not _URL.match(text):
         return Path(text)
     if text.lower().startswith("file://"):
