@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -140,9 +141,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("padding", ["none", "left"])
-@pytest.mark.parametrize("variant", VARIANTS)
+QUICK = {("llama", "none", False), ("sliding", "left", True), ("gemma2", "left", True)}
+
+
+@pytest.mark.parametrize(
+    ("variant", "padding", "shared"),
+    [
+        pytest.param(*each, marks=[] if each in QUICK else pytest.mark.slow)
+        for each in itertools.product(VARIANTS, ("none", "left"), (False, True))
+    ],
+)
 def test_the_cut_forward_gives_what_the_whole_one_gives(
     variant: str, padding: str, shared: bool
 ) -> None:
@@ -200,7 +208,10 @@ def test_packed_rows_end_with_their_last_wanted_token_and_share_nothing() -> Non
     assert_agree(cut, whole)
 
 
-@pytest.mark.parametrize("keep", ["outside", "near", "disagreement"])
+@pytest.mark.parametrize(
+    "keep",
+    ["near", "disagreement", pytest.param("outside", marks=pytest.mark.slow)],
+)
 def test_what_is_kept_is_what_the_criteria_say_of_the_stored_values(keep: Any) -> None:
     options: dict[str, Any] = {"keep": keep, "threshold": 0.1, "near": 0.04, "share_prompts": True}
     whole, _, _ = recorded("llama", grouped, {})
@@ -241,7 +252,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("disagreement", "all of it") else pytest.mark.slow)
+        for name in OPTIONS
+    ],
+)
 def test_training_is_not_changed_and_a_null_update_changes_nothing(name: str) -> None:
     options = OPTIONS[name]
     results = []
@@ -269,7 +286,7 @@ def test_training_is_not_changed_and_a_null_update_changes_nothing(name: str) ->
 
 def test_in_half_precision_the_cut_forward_is_matched() -> None:
     def half(family: str) -> Any:
-        return tiny(family).to(torch.bfloat16)
+        return tiny(family, hidden_size=64).to(torch.bfloat16)
 
     still, probe, _ = recorded("llama", grouped, NEAR_ALL, lr=0.0, model=half("llama"))
     said = probe.readout_metadata
@@ -280,7 +297,7 @@ def test_in_half_precision_the_cut_forward_is_matched() -> None:
     noisy, probe, _ = recorded(
         "llama",
         grouped,
-        {**NEAR_ALL, "pre": "training", "share_prompts": True},
+        {**NEAR_ALL, "pre": "training"},
         lr=0.0,
         model=half("llama"),
     )
@@ -313,7 +330,7 @@ def test_what_cannot_be_cut_is_forwarded_whole_and_the_metadata_say_why() -> Non
         assert len(sink.column("step"))
 
 
-@pytest.mark.parametrize("module", ["attention", "layer"])
+@pytest.mark.parametrize("module", [pytest.param("attention", marks=pytest.mark.slow), "layer"])
 def test_dropout_is_not_cut(module: str) -> None:
     model = tiny("llama", **(DROPOUT if module == "attention" else {}))
     if module == "layer":
@@ -429,7 +446,7 @@ def test_steps_that_a_scaler_skips_are_dropped_with_what_was_chosen() -> None:
     assert set(sink.column("step")) == {0, 1}
 
 
-@pytest.mark.parametrize("tail", ["auto", "logits", "head"])
+@pytest.mark.parametrize("tail", ["auto", pytest.param("head", marks=pytest.mark.slow), "logits"])
 def test_the_tail_of_pre_may_come_from_the_logits_of_the_training_forward(tail: Any) -> None:
     whole, _, _ = recorded("gemma2", grouped, {})
     cut, probe, _ = recorded("gemma2", grouped, {**NEAR_ALL, "tail": tail})
