@@ -1,3 +1,5 @@
+from .background import BackgroundWriter as BackgroundWriter
+from .background import RecordingError as RecordingError
 from .batch import Batch as Batch
 from .columns import COLUMNS as COLUMNS
 from .columns import DERIVED as DERIVED
@@ -33,11 +35,13 @@ from .tokens import batch_support as batch_support
 from .tokens import batch_tokens as batch_tokens
 from .tokens import scalar_tokens as scalar_tokens
 from .tokens import token_columns as token_columns
+from .unfinished import Unfinished as Unfinished
+from .unfinished import part_numbers as part_numbers
+from .unfinished import unfinished as unfinished
 from .validate import check_dump as check_dump
 from .values import check_batch as check_batch
 from .values import findings as findings
 from .writer import DumpWriter as DumpWriter
-from .writer import part_numbers as part_numbers
 
 __all__ = [
     "COLUMNS",
@@ -51,6 +55,7 @@ __all__ = [
     "READINGS",
     "REQUIRED",
     "VECTORS",
+    "BackgroundWriter",
     "Batch",
     "Column",
     "Dump",
@@ -63,6 +68,8 @@ __all__ = [
     "PartFile",
     "Problem",
     "Prompt",
+    "RecordingError",
+    "Unfinished",
     "arithmetic",
     "batch_support",
     "batch_tokens",
@@ -79,5 +86,6 @@ __all__ = [
     "scalar_tokens",
     "schema",
     "token_columns",
+    "unfinished",
     "write_prompts",
 ]

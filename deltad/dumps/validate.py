@@ -19,6 +19,7 @@ from .finding import Finding
 from .footers import PartFile, scan
 from .prompts import check_prompts
 from .reader import part_batches
+from .unfinished import unfinished
 from .values import findings
 
 
@@ -83,7 +84,7 @@ def check_dump(
     Beside names, footers and values: tokens are unique within arm and seed, arms agree on what
     they share, `in_loss` of a masked arm is what its criterion decides on the stored values, a
     step of zero length leaves the policy as it was, rows stored above a threshold lie there,
-    lists are in rank order, and prompts can be read.
+    lists are in rank order, prompts can be read, and no recording is unfinished.
 
     Parameters
     ----------
@@ -114,6 +115,8 @@ def check_dump(
     parts, problems = scan(path)
     for problem in (*problems, *check_prompts(path)):
         report.add(problem)
+    for each in unfinished(path):
+        report.add(DumpError(each.path, each.sentence(), kind="unfinished"))
     done = 0
     for seed in sorted({part.seed for part in parts}):
         rows: dict[str, list[Rows]] = {}

@@ -18,13 +18,15 @@ from numpy.typing import NDArray
 
 from .aside import aside_path, publish, remove_leftovers
 from .batch import to_arrow
-from .columns import COLUMNS, OPTIONAL, READINGS, schema
+from .columns import OPTIONAL, READINGS, schema
 from .content import Content, Vectors
 from .errors import DumpError
 from .incoming import incoming
-from .layout import check_arm, check_seed, is_integer, parse_part, part_path
+from .layout import check_arm, check_seed, is_integer, part_path
 from .metadata import METADATA_KEY, Metadata
+from .parquet import parquet_writer
 from .storage import place
+from .unfinished import Unfinished, part_numbers
 from .values import check_batch
 
 Existing = Literal["refuse", "replace", "append"]
@@ -42,9 +44,10 @@ class DumpWriter:
 
     A file is written under `RUN/_writing…` and renamed into its place when it is complete, so
     that neither a reader nor a crash ever leaves half a file there. What an interrupted writer
-    left is removed by the next writer of the same arm, seed and rank. Where RUN is a URL, a
-    file is written in the folder for temporary files and uploaded when it is complete. As a
-    context manager it closes at the end of the block.
+    left is removed by the next writer of the same arm, seed and rank. From its opening to its
+    closing a note in RUN says that its recording is not finished (`deltad.dumps.unfinished`).
+    Where RUN is a URL, a file is written in the folder for temporary files and uploaded when it
+    is complete. As a context manager it closes at the end of the block.
 
     Parameters
     ----------
@@ -157,6 +160,8 @@ class DumpWriter:
         self._run.mkdir(parents=True, exist_ok=True)
         self._aside_name = f"arm={arm}.seed={self._seed}.part-{rank}-"
         remove_leftovers(self._run, self._aside_name)
+        self._note = Unfinished(self._run, arm, self._seed, rank)
+        self._noted = b""
         self._part = self._first_part(existing)
 
     def append(
@@ -280,11 +285,20 @@ class DumpWriter:
             self._flush(whole_groups=False)
             if self._sink is not None or self._dropped or not self.paths:
                 self._commit()
+            self._note.take(self._noted)
         finally:
             self.abort()
 
-    def abort(self) -> None:
-        """Discard the file that is being written; complete ones stay. Further calls do nothing."""
+    def abort(self, *, unfinished: bool = False) -> None:
+        """Discard the file that is being written; complete ones stay. Further calls do nothing.
+
+        Parameters
+        ----------
+        unfinished : bool
+            Let RUN say that the recording is not finished, even where no file of it is complete.
+        """
+        if not self._closed and not self.paths and not unfinished:
+            self._note.take(self._noted)
         self._closed = True
         self._pending.clear()
         sink, self._sink = self._sink, None
@@ -310,6 +324,11 @@ class DumpWriter:
         else:
             self.close()
 
+    @property
+    def failed(self) -> bool:
+        """Whether writing failed in the middle of a row group, so that nothing can follow."""
+        return self._flushing
+
     def _must_be_open(self) -> None:
         """Refuse use after the end, and after a row group of which a part may be written."""
         if self._closed:
@@ -324,10 +343,12 @@ class DumpWriter:
     def _first_part(self, existing: str) -> int:
         """Number of the first file, after what exists was dealt with."""
         folder = part_path(self._run, self._arm, self._seed, self._rank, 0).parent
-        found = sorted(part_numbers(self._run, arm=self._arm, seed=self._seed, rank=self._rank))
+        found = part_numbers(self._run, arm=self._arm, seed=self._seed, rank=self._rank)
+        if not found or existing != "refuse":
+            self._noted = self._note.leave()
         if not found or existing == "append":
             return found[-1] + 1 if found else 0
-        if existing != "replace":
+        if existing == "refuse":
             raise DumpError(
                 folder / f"part-{self._rank}-{found[0]}.parquet",
                 "exists already; replace it, append to it, or choose another folder",
@@ -375,7 +396,7 @@ class DumpWriter:
         if self._sink is None:
             layout = self._schema or schema(self._metadata.top_k, readings=self._readings)
             self._aside = aside_path(self._run, f"{self._aside_name}{self._part}")
-            self._sink = _parquet_writer(self._aside, layout)
+            self._sink = parquet_writer(self._aside, layout)
             self._part_rows = 0
         return self._sink
 
@@ -406,45 +427,3 @@ class DumpWriter:
         self._sink = self._aside = None
         self._part_rows = self._dropped = self._content.outside = 0
         self._part += 1
-
-
-def part_numbers(run: str | Path, *, arm: str, seed: int, rank: int = 0) -> list[int]:
-    """Numbers of the complete files of one arm, seed and rank, ascending; none is a list of none.
-
-    Parameters
-    ----------
-    run : str or Path
-        RUN; need not exist.
-    arm, seed, rank : str, int, int
-        Whose files.
-
-    Returns
-    -------
-    list of int
-        From 0 without gaps, unless files are missing.
-    """
-    folder = part_path(place(run), arm, seed, rank, 0).parent
-    if not folder.is_dir():
-        return []
-    places = (parse_part(entry.name) for entry in folder.iterdir())
-    return sorted(place[1] for place in places if place is not None and place[0] == rank)
-
-
-def _parquet_writer(path: Path, layout: pa.Schema) -> pq.ParquetWriter:
-    """Open a Parquet file with the encodings that were measured as smallest and fastest."""
-    texts = [name for name in layout.names if COLUMNS[name].is_text]
-    leaf = {
-        name: f"{name}.list.element" if COLUMNS[name].is_vector else name for name in layout.names
-    }
-    numbers = [name for name in layout.names if COLUMNS[name].dtype.kind in "if"]
-    return pq.ParquetWriter(
-        path,
-        layout,
-        compression="zstd",
-        compression_level=1,
-        use_dictionary=texts or False,
-        column_encoding={leaf[name]: "BYTE_STREAM_SPLIT" for name in numbers},
-        write_statistics=[name for name in layout.names if not COLUMNS[name].is_vector],
-        write_page_checksum=True,
-        store_schema=False,  # stored at the end, with the metadata
-    )

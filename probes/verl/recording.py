@@ -12,7 +12,7 @@ import torch
 
 from deltad.dumps import DumpWriter, Metadata
 from deltad.dumps.layout import part_path
-from deltad.dumps.writer import part_numbers
+from deltad.dumps.unfinished import part_numbers
 from deltad.losses import PolicyLogprobs
 from deltad.probes.rows import behavior_columns, entry_or_scalar, policy_columns
 
