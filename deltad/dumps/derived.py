@@ -1,7 +1,7 @@
 """Derived columns: what analysis computes from a row's vectors, written once at record time.
 
-They are made by the functions that analysis calls, of the float32 values that are stored, so
-that a row's derived values and those computed anew from its vectors are the same to the bit.
+They are made as analysis makes them, of the float32 values that are stored, so that a row's
+derived values and those computed anew from its vectors are the same to the bit.
 The last bits of exponential and logarithm differ between processors and between versions of
 NumPy; `arithmetic` tells which are at work, and files say with which they were written.
 """
@@ -22,6 +22,7 @@ from deltad.support import Support
 
 from .batch import Batch
 from .columns import COLUMNS, derived_names
+from .kernel import kl_values
 from .metadata import Metadata
 from .rules import DERIVED_VERSION
 from .tokens import batch_support
@@ -73,8 +74,12 @@ def derive(batch: Batch, metadata: Metadata, *, divergence: str = "kl") -> dict[
     if not names:
         return found
     for rows, block in _blocks(batch):
-        for name, values in _values(block, metadata, divergence, names).items():
-            found[name][rows] = values
+        if divergence == "kl":
+            values = kl_values(block, metadata.vocab_size)
+        else:
+            values = reference_values(block, metadata, divergence=divergence)
+        for name in names:
+            found[name][rows] = values[name]
     return found
 
 
@@ -137,10 +142,24 @@ def _blocks(batch: Batch) -> Iterator[tuple[NDArray[np.intp] | slice, Batch]]:
         yield rows, Batch(batch.path, batch.first_row, columns, batch.vectors[rows])
 
 
-def _values(
-    block: Batch, metadata: Metadata, divergence: str, names: tuple[str, ...]
+def reference_values(
+    block: Batch, metadata: Metadata, *, divergence: str = "kl"
 ) -> dict[str, NDArray[Any]]:
-    """Derived columns of a block of rows with vectors."""
+    """Compute derived columns of rows with vectors, by the functions that define them.
+
+    Parameters
+    ----------
+    block : Batch
+        Checked rows that all have vectors.
+    metadata, divergence
+        As `derive`.
+
+    Returns
+    -------
+    dict of str to array
+        `derived_names` of the block, each of shape (token,).
+    """
+    names = derived_names(block.columns.keys())
     before = batch_support(block, metadata)
     found: dict[str, NDArray[Any]] = {"d_pre": DIVERGENCES[divergence](before)}
     if "d_post" in names:

@@ -30,7 +30,7 @@ from deltad.dumps import (
     derived_names,
 )
 from deltad.dumps import derived as module
-from deltad.dumps.derived import rounded_down
+from deltad.dumps.derived import reference_values, rounded_down
 
 from .factory import edit_metadata, edit_value, make_dump, part_files, read_metadata
 
@@ -118,6 +118,9 @@ def test_derived_values_are_those_of_the_vectors_to_the_bit(
         },
         "d_dot_local": before.direction(divergence, "uniform").local,
     }
+    if batch.vectors.all():
+        plain = reference_values(batch, metadata, divergence=divergence)
+        assert all(np.array_equal(plain[name], found[name]) for name in DERIVED)
     for name, values in expected.items():
         assert found[name].dtype == np.float64
         np.testing.assert_array_equal(found[name][batch.vectors], values, strict=True)
