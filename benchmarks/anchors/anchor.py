@@ -65,7 +65,7 @@ def rounded_dots(hidden: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
     Tensor of float32, shape (token, id)
         Of numbers that `hidden.dtype` has.
     """
-    found = torch.empty(ids.shape, dtype=torch.float32)
+    found = torch.empty(ids.shape, dtype=torch.float32, device=hidden.device)
     for start in range(0, len(ids), _TOGETHER):
         part = slice(start, start + _TOGETHER)
         exact = torch.einsum("th,tih->ti", hidden[part].float(), weight[ids[part]].float())

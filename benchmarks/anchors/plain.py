@@ -36,7 +36,7 @@ def float64_head(hidden: Tensor, weight: Tensor, ids: Tensor, *, rows: int = 256
         What every head is measured against.
     """
     wide = weight.double()
-    found = torch.empty(ids.shape, dtype=torch.float64)
+    found = torch.empty(ids.shape, dtype=torch.float64, device=hidden.device)
     for start in range(0, len(ids), rows):
         part = slice(start, start + rows)
         found[part] = (hidden[part].double() @ wide.T).log_softmax(-1).gather(1, ids[part])
