@@ -98,7 +98,7 @@ def to_arrow(
             array = pa.array(values.tolist(), pa.string()).dictionary_encode()
         elif column.is_vector:
             items = _to_array(np.ascontiguousarray(values).reshape(-1), column)
-            mask = pa.array((~vectors).tolist(), pa.bool_()) if wanted.nullable else None
+            mask = _bools(~vectors) if wanted.nullable else None
             array = pa.FixedSizeListArray.from_arrays(items, type=wanted.type, mask=mask)
         else:
             array = _to_array(values, column)
@@ -109,14 +109,19 @@ def to_arrow(
 def _to_array(values: NDArray[Any], column: Column) -> pa.Array:
     """Put numbers into Arrow; by buffers, since `pyarrow.array` may import pandas."""
     if column.dtype == np.bool_:
-        packed = np.packbits(values, bitorder="little")
-        return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(packed)])
+        return _bools(values)
     kind = pa.from_numpy_dtype(column.dtype)
     values = np.ascontiguousarray(values, dtype=column.dtype)
     present = None
     if column.nullable and (absent := np.isnan(values)).any():
         present = pa.py_buffer(np.packbits(~absent, bitorder="little"))
     return pa.Array.from_buffers(kind, len(values), [present, pa.py_buffer(values)])
+
+
+def _bools(values: NDArray[np.bool_]) -> pa.Array:
+    """Put truth values into Arrow."""
+    packed = np.packbits(values, bitorder="little")
+    return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(packed)])
 
 
 def _bits(buffer: pa.Buffer, offset: int, length: int) -> NDArray[np.bool_]:
