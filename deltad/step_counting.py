@@ -79,7 +79,7 @@ def count_steps(
             f"{batch.path} is without the policy before or after the step, so that its steps "
             "cannot be counted: score its tokens and import them by `deltad import --pre --post`"
         )
-    whole = metadata.stored_above is None
+    whole = metadata.stored_above is None and metadata.near is None
     if not whole:
         _check_stored(batch, metadata, question)
     for step in np.unique(batch["step"]).tolist():
@@ -90,14 +90,23 @@ def count_steps(
 
 
 def _check_stored(batch: Batch, metadata: Metadata, question: StepQuestion) -> None:
-    """The rule by which rows were stored keeps every token outside the region."""
-    divergence, least = metadata.stored_above or ("", 0.0)
-    if divergence != question.divergence or question.threshold < least:
+    """The rules by which rows and vectors were stored keep every token outside the region."""
+    if metadata.stored_pair is not None:
         raise CriterionError(
-            f"{batch.path} stores only tokens with {divergence} above {least:g}, which leaves out "
-            f"tokens outside {question.divergence} {question.threshold:g}: ask for {divergence} "
-            "and a larger threshold, or record all tokens"
+            f"{batch.path} stores only tokens on which two criteria disagree, which leaves out "
+            "others outside the region: record all of these, or all tokens"
         )
+    rules = {"stores only tokens": metadata.stored_above}
+    if metadata.near is not None:
+        rules["keeps vectors only of tokens"] = metadata.near.divergence, metadata.near.threshold
+    for what, rule in rules.items():
+        divergence, least = rule or (question.divergence, 0.0)
+        if divergence != question.divergence or question.threshold < least:
+            raise CriterionError(
+                f"{batch.path} {what} with {divergence} above {least:g}, which leaves out "
+                f"tokens outside {question.divergence} {question.threshold:g}: ask for "
+                f"{divergence} and a larger threshold, or record all tokens"
+            )
 
 
 def _count(batch: Batch, metadata: Metadata, empty: StepScalars, by_sequence: bool) -> StepScalars:

@@ -204,6 +204,29 @@ def test_thinned_rows_say_nothing_of_all_tokens(tmp_path: Path) -> None:
             counted(tmp_path / "thin", refused)
 
 
+def test_vectors_left_out_thin_the_counts_as_rows_left_out_do(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "rows": 300, "drift": 1.5, "ranks": 1, "parts": 1, "seeds": (0,), "row_group_size": 300,
+    }  # fmt: skip
+    near = {"rule": "near", "divergence": "kl", "threshold": 0.1, "sample": 0.0}
+    run = make_dump(tmp_path / "near", **options, metadata={"vectors": near})
+    for step in counted(run, StepQuestion()).values():
+        assert not step.whole
+        assert "deltad/outside_rate" not in step.scalars()
+    for refused in (StepQuestion(threshold=0.05), StepQuestion(divergence="tv")):
+        with pytest.raises(
+            CriterionError, match=r"keeps vectors only .* kl above 0\.1"
+        ):
+            counted(run, refused)
+    pair = {
+        "rule": "disagreement", "divergence": "kl", "threshold": 0.15, "criterion": "ratio",
+        "baseline": "binary-kl", "outside": 300,
+    }  # fmt: skip
+    run = make_dump(tmp_path / "pair", **options, metadata={"stored": pair})
+    with pytest.raises(CriterionError, match="on which two criteria disagree"):
+        counted(run, StepQuestion())
+
+
 @pytest.mark.parametrize("tau", [0.5, 1.0, 1.7])
 def test_the_fitted_temperature_is_the_policys_relative_to_the_behaviors(
     tmp_path: Path, tau: float

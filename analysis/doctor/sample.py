@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from deltad.dumps import Dump, Metadata
 from deltad.dumps.batch import Batch
 from deltad.dumps.columns import COLUMNS, READINGS, REQUIRED
+from deltad.dumps.content import drawn
 from deltad.dumps.footers import PartFile
 from deltad.dumps.reader import part_batches
 
@@ -198,8 +199,13 @@ def _read(
     rows = sum(part.rows for part in parts)
     collected: dict[str, list[NDArray[Any]]] = {name: [] for name in (*names, *optional, "seed")}
     for part, batch in _blocks(parts, (*names, *optional), rows, limit):
+        unchosen = _chosen_for_distance(part, batch) if only is None else None
         for name in (*names, *optional):
-            collected[name].append(np.asarray(batch[name]))
+            values = np.asarray(batch[name])
+            if unchosen is not None and COLUMNS[name].is_vector:
+                values = values.copy()
+                values[unchosen] = -1 if name == "topk_ids" else np.nan
+            collected[name].append(values)
         collected["seed"].append(np.full(len(batch), part.seed, np.int32))
         if progress is not None:
             progress(len(batch))
@@ -244,6 +250,15 @@ def _blocks(
                 yield part, batch
             if block >= max(chosen):
                 break
+
+
+def _chosen_for_distance(part: PartFile, batch: Batch) -> NDArray[np.bool_] | None:
+    """Rows that keep their vectors for their D alone: no fair sample of the lists."""
+    near = part.metadata.near
+    if near is None:
+        return None
+    step, sequence, position = (batch[name] for name in _KEY[1:])
+    return np.asarray(drawn(part.seed, step, sequence, position) >= near.sample)
 
 
 def _empty(name: str, top_k: int) -> NDArray[Any]:

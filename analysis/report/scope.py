@@ -33,8 +33,10 @@ def chosen_seeds(dump: Dump, arm: str, seeds: Collection[int]) -> list[int]:
 
 def stored_floor(dump: Dump, arm: str, seeds: Sequence[int]) -> float:
     """The least threshold that the stored rows can answer."""
-    rules = [part.metadata.stored_above for seed in seeds for part in dump.files(arm, seed)]
-    return max([0.0, *(rule[1] for rule in rules if rule is not None)])
+    known = [part.metadata for seed in seeds for part in dump.files(arm, seed)]
+    rows = [each.stored_above[1] for each in known if each.stored_above is not None]
+    vectors = [each.near.threshold for each in known if each.near is not None]
+    return max([0.0, *rows, *vectors])
 
 
 def floor_for(d_pre: NDArray[np.float64], tokens: int) -> float:
@@ -56,9 +58,16 @@ def floor_reason(dump: Dump, arm: str, floor: float, least_stored: float | None)
             f"the page holds only the tokens with the largest D, those above {floor:g}; ask for "
             "more by --tokens, or for fewer seeds by --seed"
         )
+    metadata = dump.metadata(arm)
+    if metadata.near is not None and floor <= metadata.near.threshold:
+        return (
+            f"the dump keeps vectors only of tokens with {metadata.near.divergence} of {floor:g} "
+            "or more, and of a sample of the others"
+        )
     if floor > 0:
-        return f"the dump stores only tokens with {dump.metadata(arm).stored['divergence']} " + (
-            f"above {floor:g}: below that, tokens are missing"
+        return (
+            f"the dump stores only tokens with {metadata.stored['divergence']} above {floor:g}: "
+            "below that, tokens are missing"
         )
     return "a divergence is never below 0"
 

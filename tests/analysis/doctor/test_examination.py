@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from deltad.analysis.doctor import Finding, examine, read_sample
 from deltad.analysis.doctor.causes import CAUSES
 from deltad.analysis.doctor.examination import explained_away
+from deltad.dumps import Dump, DumpWriter, Near
 from tests.analysis.doctor.made import Change, made_sample, moved_rows, nucleus
 from tests.dumps.factory import make_dump
 
@@ -88,6 +90,25 @@ def test_no_tokens_at_all_are_no_fault(tmp_path: Path) -> None:
 
 def test_rows_without_lists_are_looked_at_as_far_as_they_go(tmp_path: Path) -> None:
     diagnosis = examine(make_dump(tmp_path / "run", null_vectors=1.0, rows=40))
+    assert any("without lists" in each for each in diagnosis.looked.without)
+
+
+def test_vectors_that_were_kept_for_their_distance_are_not_looked_at(tmp_path: Path) -> None:
+    source = Dump.open(DUMPS / "tiny-whole")
+    metadata = dataclasses.replace(source.metadata("none"), rows_seen=0)
+    near = Near(threshold=0.05, sample=0.3)
+    with DumpWriter(
+        tmp_path / "run", arm="none", seed=2, metadata=metadata, vectors=near
+    ) as writer:
+        for batch in source.batches("none", 2):
+            writer.append(dict(batch.columns))
+    stored = next(Dump.open(tmp_path / "run").batches("none", 2))
+    sample = read_sample(tmp_path / "run")
+    listed = (sample["topk_ids"] >= 0).any(axis=1)
+    assert 0.25 < listed.mean() < 0.35 < stored.vectors.mean()
+    assert np.isnan(sample["topk_pre_logprobs"][~listed]).all()
+    diagnosis = examine(sample)
+    assert diagnosis.healthy
     assert any("without lists" in each for each in diagnosis.looked.without)
 
 

@@ -168,6 +168,14 @@ def test_a_thinned_dump_has_the_stored_threshold_as_its_floor(tmp_path: Path) ->
     assert header["rows"] < 120
 
 
+def test_a_dump_of_near_vectors_has_their_threshold_as_its_floor(tmp_path: Path) -> None:
+    near = {"rule": "near", "divergence": "kl", "threshold": 0.05, "sample": 0.5}
+    path = make_dump(tmp_path / "run", metadata={"vectors": near})
+    header = build_payload(Dump.open(path)).header
+    assert header["floor"] == 0.05
+    assert "keeps vectors only of tokens with kl of 0.05 or more" in header["floor_reason"]
+
+
 def test_seeds_can_be_chosen_and_must_exist(dump: Dump) -> None:
     payload = build_payload(dump, seeds=[1])
     assert [each["seed"] for each in payload.header["seeds"]] == [1]
