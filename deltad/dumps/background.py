@@ -84,6 +84,7 @@ class BackgroundWriter:
         self._bytes = 0  # of the rows that wait or are in work
         self._ending = False
         self._error: Exception | None = None
+        self._told = False
         self._thread: threading.Thread | None = None
         try:
             self._writer = DumpWriter(run, arm=arm, seed=seed, rank=rank, **options)
@@ -216,6 +217,7 @@ class BackgroundWriter:
     def _raise_error(self) -> None:
         """Raise what went wrong in the thread."""
         if self._error is not None:
+            self._told = True
             raise self._error
 
     def _hand_over(self, work: _Work) -> None:
@@ -334,10 +336,12 @@ _OPEN: Final[set[BackgroundWriter]] = set()
 
 @atexit.register
 def _close_all() -> None:
-    """Close what was never closed, as the end of a `with` block would, and tell every error."""
+    """Close what was never closed, as a `with` block would; tell what nobody was told."""
     error = getattr(sys, "last_value", None)
     for writer in list(_OPEN):
+        told = writer._told
         try:
             writer.__exit__(None if error is None else type(error), error, None)
         except Exception as problem:
-            sys.stderr.write(f"error: {problem}\n")
+            if not told:
+                sys.stderr.write(f"error: {problem}\n")

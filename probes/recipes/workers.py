@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -264,6 +265,7 @@ def _serve(connection: Connection, job: Job) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # SystemExit unwinds the stack, so open files are thrown away on the way out.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     one_seed: Callable[[Any, Report], None] | None = None
     seed: Any = None
 
@@ -289,6 +291,14 @@ def _serve(connection: Connection, job: Job) -> None:
     finally:
         # Nothing is open any more, and an exit handler interrupted would print its trace.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _end_with_parent() -> None:
+    """End at once where the parent was killed: nobody keeps others out of its folder any more."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(128 + signal.SIGKILL)
 
 
 def _sentence(error: Exception) -> str:

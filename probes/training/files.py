@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from deltad.curves import FORMAT, BatchLine, log_path, options_path, read_lines, read_options
+from deltad.dumps.lock import is_empty
 from deltad.probes.recipes.recipe import RecipeError
 from deltad.steps import steps_path
 
@@ -189,7 +190,7 @@ def claim(folder: Path, training: Training, *, resume: bool, versions: dict[str,
     path = options_path(folder)
     options = json.loads(json.dumps(training.to_json()))
     if not resume or not path.exists():
-        if folder.exists() and any(folder.iterdir()):
+        if not is_empty(folder):
             raise RecipeError(
                 f"{folder} is not empty: resume it, or choose another folder for a new training"
                 if not resume

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deltad.dumps.aside import remove_leftovers
+from deltad.dumps.lock import locked
 from deltad.dumps.storage import must_be_local, place
 from deltad.probes.recipes.recipe import RecipeError
 from deltad.probes.recipes.record import threads_put_back, use_one_thread
@@ -85,6 +86,8 @@ def train(
         options, a mask cannot be trained with, or something is missing that the recipe needs.
     WorkerError
         A run failed or a worker died; what else was trained is kept.
+    InUseError
+        Another process trains into the folder.
     KeyboardInterrupt
         Everything up to the last complete rollout batch is kept.
     """
@@ -99,21 +102,22 @@ def train(
         training.mask(mask)
     if workers is not None and workers < 0:
         raise RecipeError(f"`workers` must be at least 0, got {workers}")
-    claim(folder, training, resume=resume, versions=_versions())
-    missing = [
-        piece
-        for piece in (Run(mask, seed) for seed in wanted for mask in masks)
-        if not RunFiles(folder, piece).is_complete(training)
-    ]
-    if not missing:
-        return []
-    count = default_workers() if workers is None else workers
-    try:
-        with shown(training, len(missing), quiet=quiet) as watch, threads_put_back(count == 0):
-            run(TrainJob(training, folder), missing, workers=count, watch=watch)
-    finally:
-        for mask in masks:
-            remove_leftovers(RunFiles(folder, Run(mask, 0)).dump, "")
+    with locked(folder):
+        claim(folder, training, resume=resume, versions=_versions())
+        missing = [
+            piece
+            for piece in (Run(mask, seed) for seed in wanted for mask in masks)
+            if not RunFiles(folder, piece).is_complete(training)
+        ]
+        if not missing:
+            return []
+        count = default_workers() if workers is None else workers
+        try:
+            with shown(training, len(missing), quiet=quiet) as watch, threads_put_back(count == 0):
+                run(TrainJob(training, folder), missing, workers=count, watch=watch)
+        finally:
+            for mask in masks:
+                remove_leftovers(RunFiles(folder, Run(mask, 0)).dump, "")
     return missing
 
 
