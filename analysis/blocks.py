@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from deltad.dumps import check_batch, findings, part_batches
 
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
     from .engine import Span
     from .question import Question
 
-BATCH_ROWS: Final = 8 * BLOCK_ROWS
-"""Rows decoded at once: a row group as `DumpWriter` makes them."""
+BATCH_ROWS: Final = 4 * BLOCK_ROWS
+"""Rows decoded at once: few enough that what they need is allocated once and used again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,23 +71,23 @@ def outside_blocks(span: Span, region: Question, columns: Collection[str]) -> It
     screen = Screen(metadata, region)
     names = where_recorded(span, columns)
     others = [name for name in names if name not in SEEN]
+    picked: list[Batch] = []
     for batch in part_batches(span.part, columns=names, batch_rows=BATCH_ROWS, groups=span.groups):
-        unknown = unknown_rows(batch, metadata)
         sound = not batch.nulls and not any(findings(batch, metadata, others))
-        picked: list[NDArray[np.intp]] = []
         for start in range(0, len(batch), BLOCK_ROWS):
             rows = slice(start, min(start + BLOCK_ROWS, len(batch)))
             places = screen.candidates(batch, rows) if sound else None
             if places is not None:
-                picked.append(places)
-                continue
-            yield from _judged(batch, picked, metadata, region)
-            picked = []
-            block = _cut(batch, rows)
-            check_batch(block, metadata, names)
-            yield Block(outside_of(block, metadata, region), 0)
-        yield from _judged(batch, picked, metadata, region)
-        yield Block(None, unknown)
+                picked.append(select(batch, places))
+            if places is None or sum(map(len, picked)) >= BLOCK_ROWS:
+                yield _judged(picked, metadata, region)
+                picked = []
+            if places is None:
+                block = _cut(batch, rows)
+                check_batch(block, metadata, names)
+                yield Block(outside_of(block, metadata, region), 0)
+        yield Block(None, unknown_rows(batch, metadata))
+    yield _judged(picked, metadata, region)
 
 
 def plain_blocks(span: Span, region: Question, columns: Collection[str]) -> Iterator[Block]:
@@ -113,14 +112,18 @@ def unknown_rows(batch: Batch, metadata: Metadata) -> int:
     return len(batch) - int(np.count_nonzero(batch.vectors))
 
 
-def _judged(
-    batch: Batch, picked: list[NDArray[np.intp]], metadata: Metadata, region: Question
-) -> Iterator[Block]:
+def _judged(picked: list[Batch], metadata: Metadata, region: Question) -> Block:
     """Those of the picked rows that are outside."""
-    places = np.concatenate([np.empty(0, np.intp), *picked])
-    for start in range(0, len(places), BLOCK_ROWS):
-        block = select(batch, places[start : start + BLOCK_ROWS])
-        yield Block(outside_of(block, metadata, region), 0)
+    if not picked:
+        return Block(None, 0)
+    rows = replace(
+        picked[0],
+        columns={
+            name: np.concatenate([each[name] for each in picked]) for name in picked[0].columns
+        },
+        vectors=np.concatenate([each.vectors for each in picked]),
+    )
+    return Block(outside_of(rows, metadata, region), 0)
 
 
 def _cut(batch: Batch, rows: slice) -> Batch:
