@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deltad
-from deltad.dumps import DumpError, Metadata
+from deltad.dumps import DumpError, Metadata, Near, Pair
 
 KNOWN = {
     "format": 1,
@@ -33,6 +33,34 @@ KNOWN = {
     "vectors": {"rule": "near", "divergence": "tv", "threshold": 0.02, "sample": 0.5},
     "sampling": {"sequences": 0.25, "every": 4, "seed": 7},
 }
+
+
+NEAR = {"rule": "near", "divergence": "kl", "threshold": 0.01, "sample": 0.01}
+PAIR = {
+    "rule": "disagreement", "divergence": "kl", "threshold": 0.15,
+    "criterion": "predictive-kl-aggregated", "baseline": "ratio", "outside": 4,
+}  # fmt: skip
+
+
+def test_what_was_left_out_is_told_by_properties() -> None:
+    plain = Metadata(top_k=2, vocab_size=9)
+    assert (plain.derived_divergence, plain.near, plain.stored_pair) == (None, None, None)
+    assert plain.stored_outside is None
+    assert not {"derived", "vectors", "sampling"} & json.loads(plain.to_json()).keys()
+    assert Metadata(top_k=2, vocab_size=9, vectors={"rule": "all"}).near is None
+    metadata = Metadata(
+        top_k=2, vocab_size=9, vectors=NEAR, stored=PAIR, derived={"version": 1, "divergence": "tv"}
+    )
+    assert metadata.near == Near(0.01, 0.01, "kl")
+    assert metadata.stored_above == ("kl", 0.15)
+    assert metadata.stored_outside == 4
+    assert metadata.derived_divergence == "tv"
+    pair = metadata.stored_pair
+    assert pair == Pair("kl", 0.15, "predictive-kl-aggregated", "ratio")
+    assert pair.answers(Pair("kl", 0.15, "ratio", "predictive-kl-aggregated"))
+    assert not pair.answers(Pair("kl", 0.16, "predictive-kl-aggregated", "ratio"))
+    other = Metadata(top_k=2, vocab_size=9, derived={"version": 2, "divergence": "kl", "more": 1})
+    assert other.derived_divergence is None
 
 
 def test_a_number_of_ranks_that_is_not_said_is_left_out() -> None:
@@ -143,6 +171,26 @@ def test_a_minor_format_is_read() -> None:
         ("stored", {"rule": "above", "divergence": "kl", "threshold": -1}, "at least 0"),
         ("stored", {"rule": "above", "divergence": "kl", "threshold": float("nan")}, "number"),
         ("stored", "all", "must be an object"),
+        ("stored", {**PAIR, "threshold": None}, "threshold of `stored`"),
+        ("stored", {**PAIR, "criterion": "none of these"}, "the criterion of `stored`"),
+        ("stored", {**PAIR, "baseline": ["ratio"]}, "the baseline of `stored`"),
+        ("stored", {**PAIR, "outside": -1}, "`outside` of `stored`"),
+        ("stored", {**PAIR, "outside": True}, "`outside` of `stored`"),
+        ("derived", "kl", "must be an object"),
+        ("derived", {"divergence": "kl"}, "the version of `derived`"),
+        ("derived", {"version": 1.5, "divergence": "kl"}, "the version of `derived`"),
+        ("derived", {"version": 1, "divergence": "js"}, "the divergence of `derived`"),
+        ("derived", {"version": 1, "divergence": "kl", "arithmetic": 7}, "`arithmetic` of"),
+        ("vectors", {"rule": "far"}, "the rule of `vectors`"),
+        ("vectors", {**NEAR, "divergence": None}, "the divergence of `vectors`"),
+        ("vectors", {**NEAR, "threshold": -0.1}, "the threshold of `vectors`"),
+        ("vectors", {**NEAR, "sample": 1.1}, "the sample of `vectors`"),
+        ("vectors", {"rule": "near", "divergence": "kl", "threshold": 0.1}, "the sample of"),
+        ("sampling", [0.5], "must be an object"),
+        ("sampling", {"sequences": 0}, "`sequences` of `sampling`"),
+        ("sampling", {"sequences": 1.5}, "`sequences` of `sampling`"),
+        ("sampling", {"every": 0}, "`every` of `sampling`"),
+        ("sampling", {"seed": 0.5}, "`seed` of `sampling`"),
     ],
 )
 def test_an_impossible_value_is_refused_with_its_key(key: str, value: Any, expected: str) -> None:

@@ -15,7 +15,7 @@ from deltad.dumps import COLUMNS, Batch, DumpError, Metadata, check_batch, findi
 from deltad.dumps.lists import _all_distinct, rank_order
 from deltad.support import SupportError, topk_support
 
-METADATA = Metadata(top_k=3, vocab_size=50)
+METADATA = Metadata(top_k=3, vocab_size=50, derived={"version": 1, "divergence": "kl"})
 ROUNDED = dataclasses.replace(METADATA, readout={"logits_rounded": True})
 
 
@@ -76,6 +76,20 @@ NAN, INF = float("nan"), float("inf")
             for name in ("linear_delta_own", "linear_delta_batch", "delta_triple")
             for value in (INF, -INF)
         ),
+        *(
+            ("delta_d_noise", value, r"must be a finite bound of at least 0, found ")
+            for value in (INF, -1e-9)
+        ),
+        *(
+            ("weight", value, r"must be finite and at least 1, the inverse .*, found ")
+            for value in (NAN, INF, 0.99)
+        ),
+        *(("d_dot_exact", value, r"must be finite, found ") for value in (INF, -INF)),
+        *(
+            ("d_post", value, r"must be a divergence in \[0, inf\], found ")
+            for value in (INF, -0.01)
+        ),
+        *(("sampled_rank", value, r"must be a place in \[0, 2\], -1 ") for value in (-3, 3)),
         *(
             (f"{time}_logprob", value, r"must be a finite log-prob of at most 0 .*, found ")
             for time in ("behavior", "pre", "post")
