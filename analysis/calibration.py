@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from . import statistics
 from .bins import bin_of, interval_label, quantile_edges
 from .engine import Engine, Progress, Span, read_arms
-from .kernel import blocks_of, require_outside
+from .kernel import blocks_of
 from .prediction import LINEAR, Predictor, linear_family, predictors
 from .question import OWN, Question, QuestionError, decider
 from .rates import BaseRate, ratio
@@ -316,7 +316,6 @@ def calibrate(
             refused[each.name] = f"is of the divergence {family}, as arm {arm} says"
         else:
             chosen.append(each)
-    require_outside(dump, [arm])
     reader = _Reader(replace(asked, protocol=""), tuple(each.name for each in chosen), recompute)
     spans = read_arms(reader, dump, [arm], engine=engine, progress=progress)
     read = [_Read.joined(parts) for _, parts in sorted(spans.items())]

@@ -22,7 +22,6 @@ from deltad.weights import WEIGHTS, Weight
 from .blocks import unknown_rows, where_recorded
 from .counting import Decided, Decider, Judged, Outside, columns_for, decisions, outside_of
 from .engine import Engine, Progress, Span, read_arms
-from .kernel import require_outside
 from .question import (
     BOTH,
     OWN,
@@ -239,7 +238,6 @@ def compare(
     base = resolved[names[0]]
     arms = arms_of(resolved)
     without_delta = unjudged(dump, arms)
-    require_outside(dump, arms)
     reader = _Reader(base.question, tuple(names), post=not without_delta, recompute=recompute)
     parts = read_arms(reader, dump, arms, engine=engine, progress=progress)
     read = {key: _Read.joined(each) for key, each in parts.items()}

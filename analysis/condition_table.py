@@ -16,7 +16,7 @@ from .comparison import arms_of, comparable
 from .conditions import CONDITIONS, Condition, check_condition, conditions_named
 from .counting import Decided, Judged, decisions
 from .engine import Engine, Progress, Span, read_arms
-from .kernel import blocks_of, require_outside
+from .kernel import blocks_of
 from .question import OWN, Question, QuestionError, Resolved, decider
 from .rates import RateTable, SeedRates
 from .responses import Responses, read_responses
@@ -181,7 +181,6 @@ def condition_table(
             check_condition(dump, arm, condition)
     base = next(iter(resolved.values()))
     seeds = dump.seeds(base.baseline_arm)
-    require_outside(dump, arms)
     reader = _Reader(
         replace(base.question, protocol=""),
         tuple(each.question.criterion for each in resolved.values()),

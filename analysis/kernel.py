@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .blocks import Block, outside_blocks, plain_blocks
 from .counting import ArmCounts, Decided, Decider, Judged, columns_for, decisions
 from .engine import Engine, Progress, Span, read_arms
-from .question import Question, QuestionError, decider
+from .question import Question, decider
 from .recorded import recorded_blocks, recorded_columns
 
 if TYPE_CHECKING:
@@ -170,19 +170,3 @@ def arm_counter(
     """What counts a span of some arms; parameters as of `count_arms`."""
     # The protocol says which arms are asked, which no span needs to know.
     return ArmCounter(replace(question, protocol=""), recompute=recompute, plain=plain)
-
-
-def require_outside(dump: Dump, arms: Iterable[str]) -> None:
-    """Refuse what needs all tokens outside where only those in disagreement were stored.
-
-    Raises
-    ------
-    QuestionError
-        Names a file.
-    """
-    for part in (part for arm in arms for part in dump.files(arm)):
-        if part.metadata.stored_pair is not None:
-            raise QuestionError(
-                f"{part.path} stores only the tokens that exactly one of two criteria masks, and "
-                "this needs all tokens outside: ask `deltad table`, or record them all"
-            )

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from .blocks import outside_blocks
 from .counting import Outside, columns_for, decisions
 from .engine import Engine, Progress, Span, read_arms
-from .kernel import require_outside
 from .ladder import RUNGS, UNKNOWN, Bools, Floats, LadderTable, SeedLadder, place
 from .question import OWN, Question, QuestionError, check_columns, decider
 
@@ -80,7 +79,6 @@ def ladder_table(
     ]
     if "logits" not in missing:
         columns.append("pre_collision")
-    require_outside(dump, [arm])
     reader = _Reader(
         replace(resolved.question, protocol=""),
         names,

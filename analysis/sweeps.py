@@ -18,7 +18,7 @@ from deltad.dumps.columns import VECTORS
 from .blocks import unknown_rows, where_recorded
 from .counting import Decided, Decider, Judged, Outside, columns_for, decisions, outside_of
 from .engine import Engine, Progress, Span, read_arms
-from .kernel import blocks_of, require_outside
+from .kernel import blocks_of
 from .question import (
     OWN,
     Question,
@@ -231,7 +231,6 @@ def _collect(
     """Read every arm once and put the points together."""
     first = next(iter(resolved.values()))
     arms = tuple(dict.fromkeys(arm for each in resolved.values() for arm in each.arms))
-    require_outside(dump, arms)
     without_delta = unjudged(dump, arms)
     # Under every protocol the region is the same: one count serves all of them.
     asked = (

@@ -165,9 +165,11 @@ def resolved_questions(
         The dump cannot answer the question.
     """
     if not every:
-        return (question.resolve(dump),), {}
-    protocols, refused = answerable_protocols(dump, question)
-    return tuple(replace(question, protocol=each).resolve(dump) for each in protocols), refused
+        return (question.resolve(dump, disagreement_only=True),), {}
+    protocols, refused = answerable_protocols(dump, question, disagreement_only=True)
+    return tuple(
+        replace(question, protocol=each).resolve(dump, disagreement_only=True) for each in protocols
+    ), refused
 
 
 def table_of(

@@ -110,7 +110,9 @@ class TokenTable:
             The dump cannot answer the question or has no such seed.
         """
         self._dump = dump
-        self._resolved = (question or Question()).resolve(dump, needs=("pre",))
+        self._resolved = (question or Question()).resolve(
+            dump, needs=("pre",), disagreement_only=True
+        )
         self.question = self._resolved.question
         known = dump.seeds(self._resolved.criterion_arm)
         missing = sorted(set(seeds) - set(known))

@@ -144,7 +144,7 @@ def counted(
     """
     from deltad.analysis import rate_table
 
-    rows = rows_of(dump, question.resolve(dump).arms)
+    rows = rows_of(dump, question.resolve(dump, disagreement_only=True).arms)
     with progress_bar(rows, "rows", quiet=quiet) as bar:
         rates = rate_table(
             dump, question, bootstrap_seed=bootstrap_seed, progress=bar.advance, **where
