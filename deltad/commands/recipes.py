@@ -165,7 +165,11 @@ def _own_parameters(recipe: type[Recipe]) -> dict[str, tuple[Any, Any]]:
         help="Tokens a step whose own and whose sequence's gradient the ladder takes.",
         show_default=f"{LADDER_TOKENS} with --ladder",
     )
-    store = typer.Option(metavar="above|all", help="Store tokens with D > 0.05, or all.")
+    store = typer.Option(
+        metavar="above|all|near|outside|disagreement",
+        help="Store tokens with D > 0.05 or all; or read after the step, and store, only those "
+        "with D > 0.01, outside the region, or where ratio and prediction disagree: faster.",
+    )
     vectors = typer.Option(
         metavar="all|near",
         help="Keep the top-K vectors of every token stored, or where D >= 0.01 and of a "

@@ -31,6 +31,9 @@ class SharedPrefix(nn.Module):
         A causal language model of transformers.
     """
 
+    constant_arguments = ("prefix_ids",)
+    """All rows have the same, for a forward that the probe cuts."""
+
     def __init__(self, inner: Any) -> None:
         super().__init__()
         self.inner = inner

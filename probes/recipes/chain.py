@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from deltad.probes.ladder import Ladder
 from deltad.probes.microbatch import MicroBatch, Rows
 from deltad.probes.probe import UpdateProbe
 from deltad.probes.recorder import Recorder
+from deltad.probes.selection import Keep
 
 from .batch import TOKEN_CHUNK, VOCAB_CHUNK, Minibatch, SharedPrefix, read_behavior, split
 from .describe import UNMASKED, describe, prompt_rows
@@ -84,6 +85,7 @@ class Chain:
         *,
         ladder_tokens: int | None = None,
         vectors: Vectors = "all",
+        cut: str | None = None,
     ) -> None:
         """Record one seed into a dump.
 
@@ -103,6 +105,9 @@ class Chain:
             ladder.
         vectors
             Which rows keep their vectors, as `DumpWriter` takes it.
+        cut
+            What the forward after the step is cut to, by the probe's name for it; None for a
+            whole one.
 
         Raises
         ------
@@ -133,17 +138,18 @@ class Chain:
             vectors=vectors,
         )
 
-        def record_rows(arm: str, rows: Rows) -> None:
-            if whole:
-                texts = world.pieces(rows["token_id"].tolist())
-                rows = {**rows, "token": np.asarray(texts, dtype=object)}
-            recorder(arm, rows)
+        def record_pieces(arm: str, rows: Rows) -> None:
+            texts = world.pieces(rows["token_id"].tolist())
+            recorder(arm, {**rows, "token": np.asarray(texts, dtype=object)})
 
         probe = UpdateProbe(
             policy,
             optimizer,
-            record_rows,
+            record_pieces if whole else recorder,
             temperature=recipe.temperature,
+            keep=cast(Keep, cut or "all"),
+            threshold=recipe.threshold,
+            divergence=recipe.divergence,
             token_chunk=TOKEN_CHUNK,
             vocab_chunk=VOCAB_CHUNK,
             entropy=True,

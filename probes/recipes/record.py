@@ -6,14 +6,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
-from deltad.dumps import METADATA_KEY, DumpError, Metadata, Near, part_numbers
+from deltad.dumps import METADATA_KEY, DumpError, Metadata, Near, part_numbers, unfinished
 from deltad.dumps.aside import remove_leftovers
 from deltad.dumps.content import Vectors
+from deltad.dumps.lock import is_empty, locked
 from deltad.dumps.storage import open_parquet, place, remove_tree
+from deltad.probes.selection import Keep, Selection
 
 from .recipe import Recipe, RecipeError
 from .workers import Progress, Report, default_workers, run
@@ -29,8 +31,10 @@ STORED: Mapping[str, Mapping[str, Any]] = {
     "above": {"rule": "above", "divergence": "kl", "threshold": 0.05},
     "all": {"rule": "all"},
 }
-"""What `store` means in the dump's metadata."""
+"""What `store` means in the dump's metadata, where every token is read after the step."""
 
+CUT = ("near", "outside", "disagreement")
+"""Further values of `store`: what they leave out is not read after the step either."""
 
 VECTORS: Mapping[str, Vectors] = {"all": "all", "near": Near()}
 """What `vectors` means for a writer."""
@@ -48,6 +52,7 @@ class RecordJob:
     stored: Mapping[str, Any]
     ladder_tokens: int | None = None
     vectors: Vectors = "all"
+    cut: str | None = None
 
     def prepare(self, report: Report) -> None:
         """Do what all seeds share."""
@@ -70,6 +75,7 @@ class RecordJob:
             report,
             ladder_tokens=self.ladder_tokens,
             vectors=self.vectors,
+            cut=self.cut,
         )
 
 
@@ -102,7 +108,9 @@ def record(
         Record only the seeds that are not complete, into a dump of the same recipe.
     store
         "above" keeps the tokens with D above 0.05 nats (KL), "all" keeps every token and adds
-        decoded tokens and prompts.
+        decoded tokens and prompts. "near" (D above 0.01), "outside" (D above the recipe's
+        threshold) and "disagreement" (of these, tokens that exactly one of the ratio and the
+        prediction masks) also cut the forward after the step to what they keep.
     vectors
         "all" keeps the vectors of every token stored; "near" those of tokens with D of at least
         0.01 nats (KL), and of a hundredth of the others.
@@ -124,44 +132,58 @@ def record(
         something that the recipe needs is missing.
     WorkerError
         A seed failed or a worker died; what else was recorded is kept.
+    InUseError
+        Another process records into the folder.
     KeyboardInterrupt
         Complete seeds are kept and nothing half-written stays.
     """
-    if store not in STORED:
-        raise RecipeError(f"`store` must be one of {', '.join(STORED)}, got {store!r}")
+    if store not in (*STORED, *CUT):
+        raise RecipeError(f"`store` must be one of {', '.join((*STORED, *CUT))}, got {store!r}")
     if vectors not in VECTORS:
         raise RecipeError(f"`vectors` must be one of {', '.join(VECTORS)}, got {vectors!r}")
-    folder, stored = place(run_folder), STORED[store]
+    folder, stored = place(run_folder), _stored(recipe, store)
     wanted = _wanted(recipe, seeds)
     if workers is not None and workers < 0:
         raise RecipeError(f"`workers` must be at least 0, got {workers}")
     if ladder_tokens is not None and ladder_tokens < 0:
         raise RecipeError(f"`ladder_tokens` must be at least 0, got {ladder_tokens}")
-    if not resume and folder.exists() and any(folder.iterdir()):
-        raise RecipeError(
-            f"{folder} is not empty: resume it, or choose another folder for a new dump"
-        )
-    if resume:
+    if not resume:
+        _refuse_what_is_there(folder)
+    else:
         _refuse_another_recipe(recipe, stored, VECTORS[vectors], ladder_tokens, folder)
     missing = [seed for seed in wanted if not is_complete(recipe, folder, seed)]
     if not missing:
         return []
-    folder.mkdir(parents=True, exist_ok=True)
     count = default_workers() if workers is None else workers
-    job = RecordJob(recipe, folder, stored, ladder_tokens, VECTORS[vectors])
-    try:
-        with _progress(recipe.name, missing, quiet=quiet) as watch, threads_put_back(count == 0):
-            run(job, missing, workers=count, watch=watch)
-    finally:
-        _tidy(recipe, folder, missing)
+    cut = store if store in CUT else None
+    job = RecordJob(recipe, folder, stored, ladder_tokens, VECTORS[vectors], cut)
+    with locked(folder):
+        if not resume:
+            _refuse_what_is_there(folder)
+        missing = [seed for seed in missing if not is_complete(recipe, folder, seed)]
+        try:
+            with _progress(recipe.name, missing, quiet=quiet) as watch, threads_put_back(not count):
+                run(job, missing, workers=count, watch=watch)
+        finally:
+            _tidy(recipe, folder, missing)
     return missing
 
 
+def _refuse_what_is_there(folder: Path) -> None:
+    """Refuse a folder that holds something already."""
+    if not is_empty(folder):
+        raise RecipeError(
+            f"{folder} is not empty: resume it, or choose another folder for a new dump"
+        )
+
+
 def is_complete(recipe: Recipe, folder: Path, seed: int) -> bool:
-    """Whether every arm that the seed should have is there."""
+    """Whether every arm that the seed should have is there, and was closed."""
     for arm in recipe.arms_of(seed):
         parts = part_numbers(folder, arm=arm, seed=seed)
         if not parts or parts != list(range(len(parts))):
+            return False
+        if unfinished(folder, arm=arm, seed=seed):
             return False
     return True
 
@@ -183,6 +205,20 @@ def _words(vectors: Vectors) -> str:
     return vectors
 
 
+def _stored(recipe: Recipe, store: str) -> Mapping[str, Any]:
+    """What `store` means in the dump's metadata."""
+    if store in STORED:
+        return STORED[store]
+    return Selection(
+        keep=cast(Keep, store), threshold=recipe.threshold, divergence=recipe.divergence
+    ).stored
+
+
+def _without_counts(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """A rule of storage without what was counted under it."""
+    return {key: value for key, value in stored.items() if key != "outside"}
+
+
 def _refuse_another_recipe(
     recipe: Recipe,
     stored: Mapping[str, Any],
@@ -192,7 +228,7 @@ def _refuse_another_recipe(
 ) -> None:
     """Refuse a dump that was recorded otherwise, naming the first field that differs."""
     now = recipe.to_json() | {
-        "stored": dict(stored),
+        "stored": _without_counts(stored),
         "vectors": _words(vectors),
         "ladder_tokens": ladder_tokens,
     }
@@ -205,7 +241,7 @@ def _refuse_another_recipe(
             _given_later(recipe)
             | before
             | {
-                "stored": dict(metadata.stored),
+                "stored": _without_counts(metadata.stored),
                 "vectors": _words(metadata.near or "all"),
                 "ladder_tokens": ladder.get("tokens"),
             }
@@ -270,6 +306,8 @@ def _tidy(recipe: Recipe, folder: Path, seeds: list[int]) -> None:
         for part in folder.glob(f"arm=*/seed={seed}"):
             remove_tree(part)
         remove_tree(folder / "_prompts" / f"seed={seed}")
+        for note in unfinished(folder, seed=seed):
+            note.take()
     for each in (*folder.glob("arm=*"), folder / "_prompts", folder):
         if each.is_dir() and not any(each.iterdir()):
             each.rmdir()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from deltad.dumps import DumpError
+from deltad.dumps import DumpError, check_dump
 from deltad.probes.recipes import RecipeError, TinyRecipe, WorkerError, record
 from deltad.probes.recipes import chain as chain_module
 from deltad.probes.recipes.workers import Report
@@ -81,6 +83,41 @@ def test_resuming_fills_a_gap_between_parts_and_clears_leftovers(
     assert same(run, whole_dump)
 
 
+@pytest.mark.parametrize(
+    "store",
+    ["disagreement", *(pytest.param(s, marks=pytest.mark.slow) for s in ("near", "outside"))],
+)
+def test_a_forward_that_is_cut_records_the_same_numbers(
+    cache: Path, tmp_path: Path, store: str
+) -> None:
+    options: dict[str, Any] = {"workers": 0, "store": store, "quiet": True}
+    recipe = micro(threshold=0.02)
+    record(recipe, tmp_path / "run", seeds=1, **options)
+    record(recipe, tmp_path / "whole", seeds=1, **(options | {"store": "all"}))
+    assert record(recipe, tmp_path / "run", seeds=1, resume=True, **options) == []
+    assert not check_dump(tmp_path / "run")
+    least = {"near": 0.01}.get(store, 0.02)
+    for arm in recipe.arms_of(0):
+        name = f"arm={arm}/seed=0/part-0-0.parquet"
+        cut, whole = (pq.ParquetFile(tmp_path / run / name) for run in ("run", "whole"))
+        said = json.loads(cut.metadata.metadata[b"deltad"])
+        assert said["readout"]["cut"]["forward"] == "cut"
+        assert said["rows_seen"] == whole.metadata.num_rows
+        few, every = cut.read().to_pydict(), whole.read().to_pydict()
+        keys = [list(zip(*(t[n] for n in KEY), strict=True)) for t in (few, every)]
+        at = [keys[1].index(key) for key in keys[0]]
+        d_pre = every["d_pre"]
+        if store != "disagreement":
+            assert at == [row for row, value in enumerate(d_pre) if value > least]
+        assert all(d_pre[row] > least for row in at)
+        assert at
+        for column in ("pre_logprob", "post_logprob", "d_pre", "d_post"):
+            np.testing.assert_allclose(few[column], [every[column][row] for row in at], atol=2e-6)
+
+
+KEY = ("step", "sequence", "position")
+
+
 def test_folder_with_something_in_it_is_refused(whole_dump: Path) -> None:
     with pytest.raises(RecipeError, match="is not empty: resume it, or choose another folder"):
         record(micro(), whole_dump, seeds=2, workers=0)
@@ -117,7 +154,7 @@ def test_file_that_cannot_be_read_is_named(whole_dump: Path, tmp_path: Path) -> 
         ({"seeds": [1, 1]}, "`seeds` must be at least one distinct number"),
         ({"seeds": [-1]}, "`seeds`"),
         ({"workers": -1}, "`workers` must be at least 0"),
-        ({"store": "some"}, "`store` must be one of above, all"),
+        ({"store": "some"}, "`store` must be one of above, all, near, outside, disagreement"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(
