@@ -133,8 +133,10 @@ def _side(
     sigma = np.concatenate([np.where(support.used, logit[:, None], 0.0), tail[:, None]], 1)
     # Half a unit in the last place: evenly distributed, so a third of its square is the variance.
     stored = _STORED * np.abs(support.log_pi) / np.sqrt(3)
-    side: tuple[Array, Array] = (_kl if divergence == "kl" else _tv)(mu, pi, sigma, stored)
-    return side
+    variance, extra = (_kl if divergence == "kl" else _tv)(mu, pi, sigma, stored)
+    # What float64 itself rounds, in z − logsumexp and in the sum over the support.
+    extra = extra + _UNIT * (4 * read.logsumexp.abs().cpu().numpy() + mu.shape[1])
+    return variance, extra
 
 
 def _kl(mu: Array, pi: Array, sigma: Array, stored: Array) -> tuple[Array, Array]:
@@ -142,7 +144,7 @@ def _kl(mu: Array, pi: Array, sigma: Array, stored: Array) -> tuple[Array, Array
     rounding = np.square((pi - mu) * sigma).sum(1)
     mu_s, mu_t, pi_s, pi_t = mu[:, :-1], mu[:, -1], pi[:, :-1], pi[:, -1]
     floored = np.maximum(pi_t, KL_TAIL_FLOOR)
-    linear = np.square((mu_t / floored * 1.0)[:, None] * pi_s * stored - mu_s * stored).sum(1)
+    linear = np.square(((mu_t / floored)[:, None] * pi_s - mu_s) * stored).sum(1)
     reach = _SIGMAS * np.sqrt(np.square(pi_s * stored).sum(1)) + pi.shape[1] * _UNIT
     ends = np.log((pi_t + reach) / np.maximum(pi_t - reach, KL_TAIL_FLOOR))
     apart = np.square(mu_s * stored).sum(1) + np.square(mu_t * np.maximum(ends, 0.0) / _SIGMAS)

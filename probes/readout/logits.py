@@ -99,7 +99,7 @@ class Logits:
         factors = [(self.hidden, self.weight), *self.low_rank]
         raw = torch.zeros(ids.shape, dtype=torch.float64, device=ids.device)
         spread = torch.zeros(len(ids), dtype=torch.float64, device=ids.device)
-        if not self.weight.shape[0]:
+        if not self.vocab or not ids.shape[1]:
             return raw.fill_(torch.nan), spread
         for left, right in factors:
             step = _tokens_at_once(ids, right)

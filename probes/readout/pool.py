@@ -26,9 +26,9 @@ def single_threaded(workers: int) -> Iterator[Map]:
     """Threads that share out work between them, without intra-op threads of their own.
 
     `torch.set_num_threads` sets OpenMP's and MKL's number for the thread that calls it, and
-    besides a number that threads take over when they first compute. So each worker calls it with
-    1, and once all have, the caller calls it with what it had before: the workers stay at one
-    thread, the caller and every later thread at what they had.
+    besides a number for all, which a thread takes over when it first computes or asks. So each
+    worker calls it with 1 and asks, and once all have, the caller calls it with what it had
+    before: the workers stay at one thread, the caller and every later thread at what they had.
 
     Parameters
     ----------
@@ -48,6 +48,7 @@ def single_threaded(workers: int) -> Iterator[Map]:
 
     def begin() -> None:
         torch.set_num_threads(1)
+        torch.get_num_threads()  # from now on the number for all does not matter here
         ready.wait()
 
     def quiet(function: Callable[[A], R], item: A) -> R:
