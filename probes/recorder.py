@@ -174,7 +174,7 @@ class Recorder:
                 if failure is None:
                     writer.__exit__(kind, error, trace)
                 else:
-                    writer.abort()
+                    writer.abort(unfinished=True)
             except Exception as problem:
                 failure = problem
         if isinstance(failure, OSError) and self._on_error == "stop-recording":

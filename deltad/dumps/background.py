@@ -291,7 +291,7 @@ class BackgroundWriter:
                 return error  # bad rows: those before them are not lost for it
             told = self._refusal(error)
             try:
-                self._writer.abort()
+                self._writer.abort(unfinished=True)
             except OSError as further:
                 told.add_note(f"and its file could not be removed: {_reason(further)}")
             return told

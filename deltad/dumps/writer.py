@@ -279,15 +279,17 @@ class DumpWriter:
         if self._closed:
             return
         if self._flushing:
-            self.abort()
+            self.abort(unfinished=True)
             raise DumpError(self._target(), "was not completed: writing it failed before")
         try:
             self._flush(whole_groups=False)
             if self._sink is not None or self._dropped or not self.paths:
                 self._commit()
-            self._note.take(self._noted)
-        finally:
-            self.abort()
+        except BaseException:
+            self.abort(unfinished=True)
+            raise
+        self._note.take(self._noted)
+        self.abort()
 
     def abort(self, *, unfinished: bool = False) -> None:
         """Discard the file that is being written; complete ones stay. Further calls do nothing.
@@ -320,7 +322,7 @@ class DumpWriter:
     ) -> None:
         nothing = self._sink is None and not self._pending_rows and not self._dropped
         if kind is not None and (self._discard_on_error or self._flushing or nothing):
-            self.abort()
+            self.abort(unfinished=self._flushing)
         else:
             self.close()
 

@@ -508,7 +508,7 @@ def test_a_row_group_that_cannot_be_written_leaves_no_file(
         writer.append(rows)  # some of the rows before may be in the file
     with pytest.raises(DumpError, match=r"part-0-0.parquet: was not completed"):
         writer.close()
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path) == ["_unfinished.arm=none.seed=0.rank=0"]
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
@@ -520,7 +520,7 @@ def test_a_file_that_cannot_be_completed_leaves_no_file(
     monkeypatch.setattr(os, failing, no_space)
     with pytest.raises(OSError, match="No space left"):
         writer.close()
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path) == ["_unfinished.arm=none.seed=0.rank=0"]
 
 
 def test_a_failing_disk_inside_the_block_raises_its_own_error(

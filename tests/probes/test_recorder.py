@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from deltad.dumps import Dump, Metadata
+from deltad.dumps import Dump, DumpError, Metadata, unfinished
 from deltad.dumps.validate import check_dump
 from deltad.masks import criterion
 from deltad.probes import ZERO_STEP, Recorder, UpdateProbe, branch
+from tests.dumps.recording import OPTIONS, ROWS, batches
+from tests.dumps.recording import metadata as recorded
 
 from .tiny import VOCAB, Batch, backward, batch, surrogate, tiny
 from .training import adamw
@@ -112,3 +116,133 @@ def test_files_that_cannot_all_be_completed_are_not(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="part-0-0"):
         recorder.close()
     assert target.read_text() == "somebody else's"
+
+
+def rows_of(step: int) -> dict[str, Any]:
+    """A micro-batch as the probe hands it over."""
+    return next(itertools.islice(batches(), step, None))
+
+
+def small(run: Path, **options: Any) -> Recorder:
+    """A recorder of small files in two arms."""
+    return Recorder(
+        run,
+        seed=0,
+        metadata_for=recorded,
+        **{**OPTIONS, **options},
+    )
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every file from now on lie on a disk that is full."""
+    numbers = itertools.count()
+
+    def aside(run: Path, name: str) -> Path:
+        path = run / f"_writing.{name}.{next(numbers)}.tmp"
+        path.symlink_to("/dev/full")
+        return path
+
+    monkeypatch.setattr("deltad.dumps.writer.aside_path", aside)
+
+
+needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+
+
+@needs_full
+@pytest.mark.parametrize("background", [True, False])
+def test_training_stops_where_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
+    steps = 0
+
+    def train() -> None:
+        nonlocal steps
+        with small(tmp_path, background=background) as recorder:
+            for step in range(8):
+                if step == 4:
+                    full_disk(monkeypatch)
+                for arm in ("none", "other"):
+                    recorder(arm, rows_of(step))
+                steps += 1
+
+    with pytest.raises(OSError, match="No space left on device"):
+        train()
+    assert 4 <= steps <= 8
+    names = [entry.name for entry in tmp_path.iterdir()]
+    assert not [name for name in names if name.startswith("_writing")]
+    assert check_dump(tmp_path, strict=False) != []
+    assert len(list(tmp_path.rglob("*.parquet"))) == 2
+
+
+@needs_full
+@pytest.mark.parametrize("background", [True, False])
+def test_training_goes_on_where_that_was_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
+    recorder = small(tmp_path, background=background, on_error="stop-recording")
+
+    def train() -> None:
+        with recorder:
+            for step in range(8):
+                if step == 4:
+                    full_disk(monkeypatch)
+                for arm in ("none", "other"):
+                    recorder(arm, rows_of(step))
+
+    with pytest.warns(RuntimeWarning, match="No space left .*training goes on without") as warned:
+        train()
+    assert len(warned) == 1
+    assert recorder.stopped is not None
+    assert "No space left" in recorder.stopped
+    found = check_dump(tmp_path, strict=False)
+    assert [problem.kind for problem in found] == ["unfinished"] * 2  # of both arms
+    assert len(list(tmp_path.rglob("*.parquet"))) == 2
+    assert not [entry for entry in tmp_path.iterdir() if entry.name.startswith("_writing")]
+
+
+@needs_full
+def test_a_disk_that_is_full_at_the_very_end_stops_recording_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full_disk(monkeypatch)
+    recorder = small(tmp_path, on_error="stop-recording")
+    recorder("none", rows_of(0))
+    recorder("other", rows_of(0))
+    with pytest.warns(RuntimeWarning, match="No space left"):
+        recorder.close()
+    assert {each.arm for each in unfinished(tmp_path)} == {"none", "other"}
+    assert list(tmp_path.rglob("*.parquet")) == []
+
+
+def test_a_run_that_cannot_be_made_stops_recording_too(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    recorder = small(tmp_path / "file" / "run", on_error="stop-recording")
+    with pytest.warns(RuntimeWarning, match="Not a directory; training goes on"):
+        recorder("none", rows_of(0))
+    recorder("none", rows_of(1))
+    recorder.close()
+
+
+def test_a_folder_that_vanishes_stops_recording_too(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    recorder = small(run, on_error="stop-recording")
+    recorder("none", rows_of(0))
+    recorder.writer("none").flush()  # type: ignore[union-attr]
+    shutil.rmtree(run)
+    with pytest.warns(RuntimeWarning, match=f"{run} is gone"):
+        recorder.close()
+
+
+def test_bad_rows_are_raised_whatever_was_chosen(tmp_path: Path) -> None:
+    bad = {**rows_of(0), "token_id": np.full(ROWS, -5, dtype=np.int32)}
+    with (
+        pytest.raises(DumpError, match="token_id"),
+        small(tmp_path, on_error="stop-recording") as recorder,
+    ):
+        recorder("none", bad)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_follows_an_error_must_be_one_of_two(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="on_error"):
+        small(tmp_path, on_error="ignore")
