@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from deltad.probes.noise import delta_d_noise
-from deltad.probes.readout import PRODUCTS, Product, Readout, readout
+from deltad.probes.readout import Product, Readout, readout
 from deltad.probes.recipes import RecipeError
 
 from .anchors import ANCHORS, float64_head
@@ -176,21 +176,17 @@ def rows(prefixes: tuple[str, ...], quick: bool) -> Iterator[Row]:
     )
     read = ours(step)
     found = truth.accuracy(read[0].logprobs, read[1].logprobs)
-    yield from _of_readout(found, "R6 bf16", "")
+    yield from _of_readout(found)
     yield _of_noise(truth, noise(truth, *read))
-    if "rounded" in PRODUCTS:
-        # What a processor that multiplies bfloat16 does by default.
-        read = ours(step, "rounded")
-        found = truth.accuracy(read[0].logprobs, read[1].logprobs)
-        yield from _of_readout(found, "R6 rounded tiles", ", tiles in bf16 after the pivot")
+    yield _of_rounded(truth)
     yield _of_anchors(truth)
 
 
-def _of_readout(found: Accuracy, id: str, how: str) -> Iterator[Row]:
-    """The rows of one form of the readout."""
-    against = f"float64 head on the same bf16 hidden states and weights{how}"
+def _of_readout(found: Accuracy) -> Iterator[Row]:
+    """The rows of the readout as this machine makes it."""
+    against = "float64 head on the same bf16 hidden states and weights"
     yield Row(
-        id=f"{id} sign",
+        id="R6 bf16 sign",
         what=f"sign(ΔD) as by the {against}, D > δ",
         limit=99.5,
         figure=100 * found.same_sign,
@@ -205,8 +201,28 @@ def _of_readout(found: Accuracy, id: str, how: str) -> Iterator[Row]:
         ("log π", 1e-6, found.highest, "largest log π"),
     ):
         yield Row(
-            id=f"{id} {name}", what=f"{what}, {against}", limit=limit, figure=figure, unit="nats"
+            id=f"R6 bf16 {name}", what=f"{what}, {against}", limit=limit, figure=figure, unit="nats"
         )
+
+
+def _of_rounded(truth: Truth) -> Row:
+    """The form of the readout that a processor with bf16 products takes by default."""
+    read = ours(truth.step, "rounded")
+    found = truth.accuracy(read[0].logprobs, read[1].logprobs)
+    bound = noise(truth, *read)
+    return Row(
+        id="R6 bf16 rounded tiles",
+        what="sign(ΔD) as by the float64 head, D > δ, with tiles in bf16 after the pivot, as "
+        "processors that multiply bf16 make them",
+        limit=99.5,
+        figure=100 * found.same_sign,
+        unit="%",
+        at_least=True,
+        note=f"{found}; |D error| {found.d_error:.1e} of all tokens, {found.d_error_outside:.1e} "
+        f"where D > δ; undetermined {100 * bound.undetermined_outside:.2f} % where D > δ, "
+        f"{100 * bound.undetermined:.1f} % of all; errors within the bound "
+        f"{100 * bound.covered:.2f} %",
+    )
 
 
 def _of_noise(truth: Truth, found: Noise) -> Row:

@@ -64,10 +64,7 @@ class Case:
 
 def check_dots_and_sums(case: Case, options: dict[str, Any]) -> None:
     """Both kernels against float64."""
-    options = {
-        key: value.to(case.hidden.device) if isinstance(value, Tensor) else value
-        for key, value in options.items()
-    }
+    options = {key: _at(value, case.hidden.device) for key, value in options.items()}
     assert supports(case.hidden, case.weight, case.ids)
     z = case.logits(**options)
     found, spread = dots(case.hidden, case.weight, case.ids, **options)
@@ -101,24 +98,33 @@ def check_dots_and_sums(case: Case, options: dict[str, Any]) -> None:
         assert float(((sum_ - terms.sum(1)).abs() / scale).max()) < 1e-5
 
 
-def check_against_torch(case: Case) -> None:
-    """Log-probs and collision as the torch tiles have them, from the kernels' halves."""
-    rows = [i for i in range(len(case.ids)) if bool((case.ids[i] >= 0).all())]
-    hidden, ids = case.hidden[rows], case.ids[rows]
-    z = dots(hidden, case.weight, ids)[0].double()
-    pivot = z.amax(1)
-    total, squares, weighted = sums(hidden, case.weight, ids, pivot)
-    assert squares is not None
-    assert weighted is None
-    e = (z - pivot[:, None]).exp()
-    mass = total + e.sum(1)
-    read = readout(hidden, case.weight, ids)
-    expected = z - pivot[:, None] - mass.log()[:, None]
-    assert float((read.logprobs - expected).abs().max()) < 1e-5
-    assert float(expected.max()) <= 0
-    collision = (squares + e.square().sum(1)) / mass.square()
-    assert read.collision is not None
-    assert float((read.collision - collision).abs().max()) < 1e-6
+def check_readout(case: Case, options: dict[str, Any]) -> None:
+    """The whole readout through the kernels is that through torch's tiles, on the CPU."""
+    here = {key: _at(value, case.hidden.device) for key, value in options.items()}
+    there = {key: _at(value, torch.device("cpu")) for key, value in options.items()}
+    fused = readout(
+        case.hidden, case.weight, case.ids, product="fused", entropy=True, vocab_chunk=100, **here
+    )
+    tiles = readout(
+        case.hidden.cpu(), case.weight.cpu(), case.ids.cpu(), entropy=True,
+        product="converted", **there,
+    )  # fmt: skip
+    for name, allowed in (
+        ("logsumexp", 1e-5), ("logprobs", 1e-5), ("entropy", 1e-5), ("collision", 1e-6),
+    ):  # fmt: skip
+        found, expected = getattr(fused, name).cpu(), getattr(tiles, name)
+        assert found.dtype == torch.float64
+        assert torch.equal(found.isnan(), expected.isnan())
+        assert float((found - expected).nan_to_num().abs().max()) < allowed
+    assert float(fused.logprobs.nan_to_num().max()) <= 1e-6
+    assert fused.error is not None
+    assert tiles.error is not None
+    assert torch.allclose(fused.error.logit.cpu(), tiles.error.logit, rtol=1e-3, atol=1e-12)
+
+
+def _at(value: Any, device: torch.device) -> Any:
+    """A tensor where it is wanted; anything else as it is."""
+    return value.to(device) if isinstance(value, Tensor) else value
 
 
 def check_same_bits(case: Case) -> None:
