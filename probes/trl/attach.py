@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from deltad.dumps.writer import Existing
 from deltad.masks import DEFAULT_THRESHOLD
+from deltad.probes.errors import ProbeError
 from deltad.probes.rows import Rows
 from deltad.steps import StepQuestion
 from deltad.weights import weight
@@ -76,8 +77,8 @@ def attach(
         What to do where the dump holds this seed already and training begins anew; what resumes
         from a checkpoint goes on in the dump.
     **probe_options
-        For `UpdateProbe`: `pre`, `ladder`, `token_chunk`, `vocab_chunk`, `head`, `scale`,
-        `softcap`, `scaler`.
+        For `UpdateProbe`: `pre`, `ladder`, `share_prompts`, `entropy`, `workers`, `tail`,
+        `token_chunk`, `vocab_chunk`, `head`, `scale`, `softcap`, `scaler`.
 
     Returns
     -------
@@ -98,6 +99,12 @@ def attach(
     probe's but the one that reads μ; else *post* takes one more a micro-batch.
     """
     checks.check_trainer(trainer)
+    for name in ("keep", "sequences", "every"):
+        if name in probe_options:
+            raise ProbeError(
+                f"`{name}` leaves out tokens that the trainer's numbers are counted from: it is "
+                "for an `UpdateProbe` around a loop of one's own"
+            )
     return Attached(
         trainer,
         run,

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from deltad.probes import ProbeError
+from deltad.probes.trl import attach
 from deltad.probes.trl.checks import MARK, behavior_of, check_logps, check_trainer
 
 READOUT = {"hidden_dtype": "float32", "head_dtype": "float32"}
@@ -58,6 +59,12 @@ def test_what_is_not_supported_is_refused_in_a_sentence(
 def test_another_trainer_is_refused_by_name() -> None:
     with pytest.raises(ProbeError, match=r"trl.GRPOTrainer .*, got dict, which has no _prepare"):
         check_trainer({})
+
+
+@pytest.mark.parametrize("name", ["keep", "sequences", "every"])
+def test_what_would_leave_tokens_out_of_the_trainers_numbers_is_refused(name: str) -> None:
+    with pytest.raises(ProbeError, match=f"`{name}` leaves out tokens"):
+        attach(trainer(), **{name: 1})
 
 
 def test_a_trainer_is_taken() -> None:
