@@ -98,12 +98,12 @@ def _check_pair(path: Path, pair: Pair, asked: Pair, *, disagreement_only: bool)
         f"{path} stores only tokens with {pair.divergence} above {pair.threshold:g} that exactly "
         f"one of {pair.criterion} and {pair.baseline} masks"
     )
+    if not disagreement_only:
+        raise QuestionError(
+            f"{where}, and this needs every token outside: record with keep='outside'"
+        )
     if not pair.answers(asked):
         raise QuestionError(
             f"{where}, and the question is about {asked.criterion} and {asked.baseline} at "
             f"{asked.divergence} {asked.threshold:g}: ask about that pair, or record more tokens"
-        )
-    if not disagreement_only:
-        raise QuestionError(
-            f"{where}, and this needs every token outside: record with keep='outside'"
         )
