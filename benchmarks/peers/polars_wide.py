@@ -45,13 +45,7 @@ def main() -> None:
             clamp("behavior_logprob").alias("b"),
             clamp("pre_logprob").alias("p"),
             clamp("post_logprob").alias("q"),
-            (
-                ~pl.any_horizontal(
-                    [pl.col(f"topk_ids_{slot}") == pl.col("token_id") for slot in slots]
-                )
-            )
-            .cast(pl.Float64)
-            .alias("alone"),
+            (~listed).cast(pl.Float64).alias("alone"),
             *(pl.sum_horizontal(values).alias(f"s{key}") for key, values in probs.items()),
             against("o").alias("k0"),
             against("a").alias("k1"),
