@@ -113,3 +113,38 @@ def arms_from_one_state(out: Path) -> None:
     alone = sharded(small())
     train(alone, [[each]], None)
     same(local_weights(trained.model), local_weights(alone.model))
+
+
+def forwards_stay_whole(out: Path) -> None:
+    """Ranks that keep other tokens, one of them none, make the same forwards."""
+    rank = distributed.get_rank()
+    mine = batches_of(small(), rank)
+    every, some = Sink(), Sink()
+    train(sharded(small()), mine, every)
+    trained = sharded(small())
+    near = 0.05 if rank == 0 else 1e6
+    trained.options.update(keep="near", near=near, share_prompts=True)
+    probe = train(trained, mine, some)
+    assert probe is not None
+    said = probe.readout_metadata
+    assert said["cut"]["forward"] == "whole"
+    assert said["cut"]["reason"] == "ranks make their forwards together"
+    assert said["exact"]
+    if rank:
+        assert not some.calls
+        return
+    kept = [
+        {name: each[_index(rows, few)] for name, each in rows.items()}
+        for (_, rows), (_, few) in zip(every.calls, some.calls, strict=True)
+    ]
+    assert 0 < sum(len(rows["step"]) for rows in kept) < len(every.column("step"))
+    for rows, (_, few) in zip(kept, some.calls, strict=True):
+        for name, values in rows.items():
+            np.testing.assert_array_equal(values, few[name], err_msg=name)
+
+
+def _index(rows: dict[str, Any], few: dict[str, Any]) -> list[int]:
+    """Where the rows that were kept are among all."""
+    key = ("sequence", "position")
+    places = list(zip(*(rows[name].tolist() for name in key), strict=True))
+    return [places.index(each) for each in zip(*(few[name].tolist() for name in key), strict=True)]

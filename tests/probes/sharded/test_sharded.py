@@ -20,6 +20,7 @@ QUICK = (
     "fsdp2.no_tokens_on_one_rank",
     "fsdp2.arms_from_one_state",
     "fsdp2.nothing_stays_gathered",
+    "fsdp2.forwards_stay_whole",
     "tensor_parallel.readout_of_shards",
     "tensor_parallel.uneven",
     "tensor_parallel.megatron",
