@@ -75,9 +75,13 @@ def incoming(
                 f"`vectors_stored` must be bool of shape {(rows,)}, got {vectors.dtype} of "
                 f"{vectors.shape}",
             )
-    ids = taken["topk_ids"] = np.where(vectors[:, None], taken["topk_ids"], np.int32(-1))
-    for name in (each for each in VECTORS[1:] if each in taken):
-        taken[name] = np.where(ids < 0, np.float32(np.nan), taken[name])
+    ids = taken["topk_ids"]  # arrays of our own, here as below
+    if not vectors.all():
+        ids[~vectors] = -1
+    padding = ids < 0
+    if padding.any():
+        for name in (each for each in VECTORS[1:] if each in taken):
+            taken[name][padding] = np.nan
     return Batch(label, 0, taken, vectors)
 
 
