@@ -13,6 +13,7 @@ import torch
 
 from deltad.curves import CURVES, log_path, read_lines
 from deltad.dumps import Dump
+from deltad.dumps.lock import InUseError, locked
 from deltad.dumps.validate import check_dump
 from deltad.probes.recipes import RecipeError, WorkerError
 from deltad.probes.training import Run, Training, train
@@ -230,3 +231,9 @@ def test_low_precision_trains_from_master_weights(
     assert 0 < gap.max() < 0.5  # on-policy but for the precision of the rollout
     line = next(iter(read_lines(log_path(run, "none", 0))))
     assert math.isfinite(line.values()["delta_d"])
+
+
+def test_two_trainings_into_one_folder_are_kept_apart(tmp_path: Path) -> None:
+    with locked(tmp_path / "run"), pytest.raises(InUseError, match=r"by process \d+ on "):
+        train_here(tmp_path / "run", resume=True)
+    assert not (tmp_path / "run").exists()
