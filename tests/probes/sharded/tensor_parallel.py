@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import (
 
 from deltad.dumps import Dump, Metadata, check_dump
 from deltad.probes import Recorder
-from deltad.probes.readout import readout
+from deltad.probes.readout import Readout, read_logits, readout
 from deltad.probes.sharded.vocab import VocabShard
 from tests.probes.tiny import TOP_K, tiny
 
@@ -174,32 +174,55 @@ def megatron(out: Path) -> None:
 
 
 def readout_of_shards(out: Path) -> None:
-    """Every number of a readout, padding and a rank without rows too."""
+    """Every number of a readout: padding, a rank without rows, a pivot far too low."""
     rank = distributed.get_rank()
     group = distributed.group.WORLD
-    for dtype, allowed in ((torch.float64, 1e-12), (torch.float32, 2e-6)):
+    for dtype, allowed in ((torch.float64, 1e-12), (torch.float32, 5e-6)):
         generator = torch.Generator().manual_seed(1)
-        hidden = torch.randn(7, 16, generator=generator, dtype=dtype)
-        weight = torch.randn(97, 16, generator=generator, dtype=dtype) * 2
-        bias = torch.randn(97, generator=generator, dtype=dtype)
-        ids = torch.randint(-1, 97, (7, 5), generator=generator)
-        options: dict[str, Any] = {
-            "softcap": 9.0,
-            "temperature": 0.7,
-            "vocab_chunk": 10,
-            "entropy": True,
-        }
-        expected = readout(hidden, weight, ids, bias=bias, **options)
-        for cuts in ((0, 49, 97), (0, 90, 97), (0, 97, 97), (0, 0, 97)):
-            mine = slice(cuts[rank], cuts[rank + 1])
-            shard = VocabShard.of(len(weight[mine]), group, hidden.device)
-            assert shard.total == 97
-            found = readout(hidden, weight[mine], ids, bias=bias[mine], shard=shard, **options)
-            for name in ("logsumexp", "logprobs", "entropy", "collision"):
-                torch.testing.assert_close(
-                    getattr(found, name),
-                    getattr(expected, name),
-                    rtol=0,
-                    atol=allowed,
-                    equal_nan=True,
-                )
+
+        def noise(
+            *shape: int, generator: torch.Generator = generator, dtype: torch.dtype = dtype
+        ) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator, dtype=dtype)
+
+        hidden, weight, bias = noise(7, 16), noise(97, 16) * 2, noise(97)
+        weight[95] = 900 * hidden[2] / hidden[2].norm()  # far above the ids of the third token
+        low, high = noise(7, 2), noise(97, 2)
+        logits = hidden @ weight.T + bias + low @ high.T
+        ids = torch.randint(-1, 90, (7, 5), generator=generator)
+        ids[4] = -1
+        for softcap in (None, 9.0):
+            options: dict[str, Any] = {
+                "softcap": softcap,
+                "temperature": 0.7,
+                "vocab_chunk": 10,
+                "entropy": True,
+            }
+            expected = readout(hidden, weight, ids, bias=bias, low_rank=[(low, high)], **options)
+            for cuts in ((0, 49, 97), (0, 90, 97), (0, 97, 97), (0, 0, 97)):
+                mine = slice(cuts[rank], cuts[rank + 1])
+                shard = VocabShard.of(len(weight[mine]), group, hidden.device)
+                assert shard.total == 97
+                options |= {
+                    "bias": bias[mine],
+                    "low_rank": [(low, high[mine])],
+                    "shard": shard,
+                }
+                compare_readouts(readout(hidden, weight[mine], ids, **options), expected, allowed)
+                found = read_logits(hidden, weight[mine], logits[:, mine], ids, **options)
+                compare_readouts(found, expected, allowed)
+
+
+def compare_readouts(found: Readout, expected: Readout, allowed: float) -> None:
+    """Equal but for rounding."""
+    assert found.error is not None
+    assert expected.error is not None
+    torch.testing.assert_close(found.error.logit, expected.error.logit)
+    for name in ("logsumexp", "logprobs", "entropy", "collision"):
+        torch.testing.assert_close(
+            getattr(found, name),
+            getattr(expected, name),
+            rtol=allowed / 10,
+            atol=allowed,
+            equal_nan=True,
+        )
