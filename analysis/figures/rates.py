@@ -289,6 +289,8 @@ def _histogram(table: RateTable, side: str, edges: NDArray[np.float64], ax: Axes
     label = f"{name}: {count(summary.kept, 'token')} kept\ncontracting {fraction}"
     if len(moved) < len(delta_d):
         label += f", ΔD = 0 on {len(delta_d) - len(moved)}"
+    if summary.undetermined:
+        label += f"\n{summary.undetermined} undetermined, in no rate"
     shares = np.histogram(moved, edges)[0] / max(1, len(delta_d))
     colour = colour_of(name)
     ax.stairs(shares, edges, fill=True, color=colour, alpha=0.18)
