@@ -7,11 +7,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 import numpy as np
-import pyarrow.parquet as pq
 import torch
 
 from deltad.dumps import DumpWriter, Metadata
 from deltad.dumps.layout import part_path
+from deltad.dumps.storage import open_parquet
 from deltad.dumps.unfinished import part_numbers
 from deltad.losses import PolicyLogprobs
 from deltad.probes.rows import behavior_columns, entry_or_scalar, policy_columns
@@ -141,7 +141,8 @@ class StepRecorder:
         last = -1
         for number in part_numbers(self._run, **place):  # type: ignore[arg-type]
             path = part_path(self._run, place["arm"], place["seed"], self._rank, number)  # type: ignore[arg-type]
-            steps = pq.read_table(path, columns=["step"])["step"].to_numpy()
+            with open_parquet(path, ["step"]) as file:
+                steps = file.read(columns=["step"])["step"].to_numpy()
             last = max(last, int(np.max(steps, initial=-1)))
         return last
 

@@ -124,8 +124,9 @@ def test_a_dump_behind_a_url_is_the_dump(run: Path, url: str) -> None:
         here.arms, here.seeds("none"), here.rows_seen("none", 0),
     )  # fmt: skip
     assert check_dump(url) == []
+    found = columns_of(url)
     for name, values in columns_of(run).items():
-        np.testing.assert_array_equal(columns_of(url)[name], values)
+        np.testing.assert_array_equal(found[name], values)
     assert read_prompts(url, seed=0) == read_prompts(run, seed=0)
     assert rate_table(there).to_json_object() == rate_table(here).to_json_object()
 
