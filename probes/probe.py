@@ -57,7 +57,7 @@ class UpdateProbe:
         making it again gives the same bits (tried once, on the first forward), else matching.
         Compiled models are always matched, in eager mode. Where the forward after the step is
         cut, "matching" reads *pre* of the tokens that are kept once more, by the same cut
-        forward, and "auto" does where the cut changes a log-prob by more than 1e-5 nats.
+        forward, and "auto" does where the cut changes log-probs by more than 1e-5 nats (rms).
     keep : {"all", "outside", "near", "disagreement"}
         Which tokens are read after the step and recorded, by what the dump will hold of them:
         all, those with D before the step above `threshold`, above `near`, or those outside that

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Final, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from .choice import Choice
-from .cutting import CutError, Rows, plan_cut, run_cut
+from .cutter import Cutter
 from .errors import ProbeError
 from .forward import Forward, again, own_logits
 from .head import Head
 from .microbatch import MicroBatch
-from .parts import widened
-from .plan import Plan
 from .readout import Readout
 from .selection import Selection
 from .sharded.sharding import Sharding
 from .sharded.tensors import is_sharded
-from .trial import Trial, try_cut
 from .watch import Watcher
 
 T = TypeVar("T")
@@ -32,9 +27,6 @@ Pre = Literal["auto", "training", "matching"]
 
 Tail = Literal["auto", "head", "logits"]
 """Where the mass beyond a row's ids comes from in *pre*; see `UpdateProbe`."""
-
-# Rounding in other shapes, in nats, up to which *pre* of a cut forward may come from the whole.
-_AS_GOOD_AS_EXACT: Final = 1e-5
 
 
 class PolicyReader:
@@ -106,21 +98,27 @@ class PolicyReader:
         self._watcher = watcher
         self._sharding = sharding
         self._selection = selection
-        self._asked: Pre = pre
         self._pre: Pre = "matching" if watcher.compiled else pre
         self._tail: Tail = tail
-        self._share = share_prompts
         self._reading = {
             "temperature": temperature,
             "token_chunk": token_chunk,
             "vocab_chunk": vocab_chunk,
             **reading,
         }
+        self._cutter = Cutter(
+            head,
+            watcher,
+            sharding,
+            selection,
+            share_prompts=share_prompts,
+            pre=pre,
+            **self._reading,
+        )
         self._temperature = temperature
         self._verified: bool | None = None
         self._unproved_after = True
         self._exact: bool | None = None
-        self._trial: Trial | None = None
         self._reads_logits = False
         self._hidden_dtype: torch.dtype | None = None
         self._head_dtype: torch.dtype | None = None
@@ -129,44 +127,21 @@ class PolicyReader:
     def metadata(self) -> dict[str, Any]:
         """See `UpdateProbe.readout_metadata`."""
         hidden, weight = self._hidden_dtype, self._head_dtype or self._head.weight.dtype
-        trial = self._trial
-        cut: dict[str, Any] = {}
-        if trial is not None:
-            cut = {
-                "cut": {
-                    "forward": "cut" if trial.cut else "whole",
-                    "prompts": "shared" if trial.shared else "each",
-                    "noise": trial.noise,
-                    "rms": trial.rms,
-                    "reason": trial.reason,
-                }
-            }
-        if self._reads_logits:
-            cut["tail"] = "logits"
+        cutter, forward = self._cutter, str(self._pre)
+        if cutter.cuts:
+            forward = "matching" if cutter.reads_again else "training"
         return {
             "hidden_dtype": None if hidden is None else str(hidden).removeprefix("torch."),
             "head_dtype": str(weight).removeprefix("torch."),
             "accumulation": "float64" if torch.float64 in (hidden, weight) else "float32",
             "logits_rounded": False,
-            "forward": self._pre if not self._cuts else "matching" if self._again else "training",
+            "forward": forward,
             "verified": self._verified,
             "exact": self._exact,
             "noise_divergence": self._selection.divergence,
-            **cut,
+            **cutter.metadata,
+            **({"tail": "logits"} if self._reads_logits else {}),
         }
-
-    @property
-    def _cuts(self) -> bool:
-        """Whether forwards after the step are cut."""
-        return self._trial is not None and self._trial.cut
-
-    @property
-    def _again(self) -> bool:
-        """Whether *pre* of what is recorded is read again, by the cut forward of *post*."""
-        trial = self._trial
-        if trial is None or not trial.cut or self._asked == "training":
-            return False
-        return self._asked == "matching" or trial.noise > _AS_GOOD_AS_EXACT
 
     def before(self, batch: MicroBatch, forward: Forward) -> Readout:
         """Read *pre* right after the training forward: from it, or from a matching one.
@@ -182,10 +157,10 @@ class PolicyReader:
                     return batch.read_nothing()
                 read = self._read_first(batch, forward)
                 self._settle(batch, forward, read)
-                if not (self._cuts or self._reads_logits):
+                if not (self._cutter.cuts or self._reads_logits):
                     return read
                 # Now as every micro-batch after this one, and every other arm of this one.
-            if forward.hidden is not None and (self._pre == "training" or self._cuts):
+            if forward.hidden is not None and (self._pre == "training" or self._cutter.cuts):
                 logits = forward.logits if self._reads_logits else None
                 return self._read_hidden(batch, forward.hidden, logits)
             return self._read_again(batch, forward)[1]
@@ -202,42 +177,9 @@ class PolicyReader:
         step : int
             Number of the step.
         """
-        selection = self._selection
-        if not batch.size or (selection.whole and not self._share):
-            return
-        drawn = selection.drawn(step, batch.rows["sequence"])
-
-        def wanted(slack: float = 0.0) -> Rows:
-            if selection.keep == "all":
-                return np.flatnonzero(drawn)
-            return np.flatnonzero(drawn & selection.wanted(batch.criterion_tokens(), slack=slack))
-
-        # What differs by rounding in a log-prob differs by no more in D.
-        read = wanted(2 * self._trial.noise if self._again and self._trial else 0.0)
-        plan: Plan | None = None
-        if self._cuts and batch.tokens.at == "token":
-            plan = plan_cut(
-                forward, batch.grid(), read, share_prompts=bool(self._trial and self._trial.shared)
-            )
-            try:
-                if self._again and len(read):
-                    batch.replace_pre(read, self._read_cut(batch, forward, read, plan)[1])
-            except CutError:  # an argument that the first forward did not have
-                plan = None
-        if plan is None and self._cuts and self._pre == "matching":
-            with self._sharding.visit():
-                batch.replace_pre(np.arange(batch.size), self._read_again(batch, forward)[1])
-        kept, outside = wanted(), 0
-        if selection.keep == "disagreement":
-            outside = int((drawn & selection.outside(batch.criterion_tokens())).sum()) - len(kept)
-        batch.choice = Choice(
-            kept=kept,
-            read=read,
-            plan=plan,
-            looked_at=int(drawn.sum()),
-            outside=outside,
-            weight=None if selection.sequences == 1 else selection.weight,
-        )
+        whole = None if self._pre == "training" else lambda: self._read_again(batch, forward)[1]
+        with self._sharding.visit():
+            self._cutter.choose(batch, forward, step, whole)
 
     def after(self, batch: MicroBatch, forward: Forward) -> Readout:
         """Read *post*, after the step: at the rows that the micro-batch's choice has read."""
@@ -249,17 +191,12 @@ class PolicyReader:
             unproved, self._unproved_after = self._unproved_after, False
             if choice is None or choice.plan is None:
                 return self._read_again(batch, forward, verify=unproved)[1]
-            if unproved:
-                self._read_again(batch, forward, verify=True)
-            try:
-                read = self._read_cut(batch, forward, choice.read, choice.plan)[1]
-            except CutError:
-                batch.choice = dataclasses.replace(choice, plan=None)
-                return self._read_again(batch, forward)[1]
-            if self._again or self._trial is None:
+            whole = self._read_again(batch, forward, verify=True)[1] if unproved else None
+            read = self._cutter.read(batch, forward, choice)
+            if read is not None:
                 return read
-            # *Pre* is of the whole forward, whose products were rounded in other shapes.
-            return widened(read, self._trial.rms)
+            batch.choice = dataclasses.replace(choice, plan=None)
+            return self._read_again(batch, forward)[1] if whole is None else whole
 
     def read(self, batch: MicroBatch) -> Readout:
         """Read the policy with the weights as they are now, as *post* is read."""
@@ -338,22 +275,15 @@ class PolicyReader:
             batch.select(hidden), slice(None), self._head, logits=flat, **self._reading
         )
 
-    def _read_cut(
-        self, batch: MicroBatch, forward: Forward, rows: Rows, plan: Plan
-    ) -> tuple[Tensor, Readout]:
-        """Make a cut forward and read the rows that it was made for."""
-        with self._watcher.paused():
-            hidden = run_cut(forward, self._head.module, batch.grid(), rows, plan)
-        index = torch.from_numpy(rows)
-        return hidden, batch.read_at(hidden, index, self._head, **self._reading)
-
     def _settle(self, batch: MicroBatch, forward: Forward, read: Readout) -> None:
         """Try what the options ask for beside a whole forward, once."""
-        if not (self._selection.whole and not self._share):
-            self._trial = self._try_cut(batch, forward, read)
-            if self._trial.cut:
-                self._exact = self._again and self._trial.repeatable
-        if self._tail == "logits" or (self._tail == "auto" and self._cuts and not self._again):
+        cutter = self._cutter
+        cutter.attempt(batch, forward, read)
+        if cutter.cuts:
+            self._exact = cutter.exact
+        if self._tail == "logits" or (
+            self._tail == "auto" and cutter.cuts and not cutter.reads_again
+        ):
             self._reads_logits = self._try_logits(batch, forward, read)
             self._exact = self._exact and not self._reads_logits
 
@@ -379,27 +309,6 @@ class PolicyReader:
                 "`tail` at 'auto'"
             )
         return not why
-
-    def _try_cut(self, batch: MicroBatch, forward: Forward, read: Readout) -> Trial:
-        """Find out whether the forward may be cut."""
-        if self._sharding.joint:
-            return Trial(False, reason="ranks make their forwards together")
-        if batch.tokens.at == "logits":
-            return Trial(False, reason="a rank's slice of a sequence is not cut again")
-        return try_cut(
-            forward,
-            batch.grid(),
-            read,
-            lambda rows, plan: self._read_cut(batch, forward, rows, plan),
-            share_prompts=self._share,
-            dtypes=self._dtypes(forward),
-        )
-
-    def _dtypes(self, forward: Forward) -> set[torch.dtype]:
-        """All that numbers of a forward may be rounded to."""
-        found = {each.dtype for each in forward.call.module.parameters()}
-        found |= {dtype for _, enabled, dtype in forward.call.autocast if enabled}
-        return found
 
 
 def _logits(output: Any) -> Tensor | None:
