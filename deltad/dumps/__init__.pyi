@@ -1,6 +1,7 @@
 from .background import BackgroundWriter as BackgroundWriter
 from .background import RecordingError as RecordingError
 from .batch import Batch as Batch
+from .column import Column as Column
 from .columns import COLUMNS as COLUMNS
 from .columns import DERIVED as DERIVED
 from .columns import KEY as KEY
@@ -8,7 +9,6 @@ from .columns import OPTIONAL as OPTIONAL
 from .columns import READINGS as READINGS
 from .columns import REQUIRED as REQUIRED
 from .columns import VECTORS as VECTORS
-from .columns import Column as Column
 from .columns import column_reference as column_reference
 from .columns import derived_names as derived_names
 from .columns import schema as schema

@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from .columns import COLUMNS, Column
+from .column import Column
+from .columns import COLUMNS
 
 
 @dataclass(frozen=True)
