@@ -20,7 +20,7 @@ from .row import Row, asked, missing
 THRESHOLD: Final = 0.15
 """δ in nats, the paper's."""
 
-FULL: Final[dict[str, Any]] = {"groups": 8, "prompts": 2, "tokens": 24, "drift": 6, "lr": 3e-5}
+FULL: Final[dict[str, Any]] = {"groups": 8, "prompts": 2, "tokens": 24, "drift": 6, "lr": 8e-5}
 QUICK: Final[dict[str, Any]] = {"groups": 2, "prompts": 1, "tokens": 12, "drift": 2, "lr": 1e-4}
 
 Array = np.ndarray[Any, np.dtype[np.float64]]

