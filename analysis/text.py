@@ -1,4 +1,4 @@
-"""Tables for a person at a terminal, as rich renderables.
+"""Tables for a person at a terminal, as renderables.
 
 A rate never stands alone: beside it are its interval, its counts, the base rate with the
 constant guess, and what the paper reports where its pair of criteria is asked for.
@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import io
 import math
-
-from rich import box
-from rich.console import Console, Group, RenderableType
-from rich.measure import Measurement
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from . import paper, statistics
+from .grid import Grid, Line, Stack, plain_text
 from .question import OWN
 from .rates import BaseRate, RateTable
 from .tables import ProtocolTable
 from .words import DASH, count, number, p_value, title, with_interval
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 def rate_text(table: RateTable, *, per_seed: bool = False) -> RenderableType:
@@ -37,16 +36,16 @@ def rate_text(table: RateTable, *, per_seed: bool = False) -> RenderableType:
     RenderableType
         For a rich console.
     """
-    parts: list[RenderableType] = [
-        Text(f"{title(table.question)} · {table.question.protocol}", style="bold"),
+    parts: list[Line | Grid | Stack] = [
+        Line(f"{title(table.question)} · {table.question.protocol}", style="bold"),
         _criteria(table),
         _comparison(table),
         _base_rates(table),
-        Text(_footer(table)),
+        Line(_footer(table)),
     ]
     if per_seed:
         parts.append(_seeds(table))
-    return Group(*parts)
+    return Stack(parts)
 
 
 def protocol_text(protocols: ProtocolTable) -> RenderableType:
@@ -76,7 +75,7 @@ def protocol_text(protocols: ProtocolTable) -> RenderableType:
     for table in protocols.tables:
         ours, theirs, paired = table.criterion, table.baseline, table.paired
         grid.add_row(
-            Text(table.question.protocol),
+            table.question.protocol,
             f"{number(ours.unsafe_keep_rate)} / {number(theirs.unsafe_keep_rate)}",
             f"{paired.lower} / {paired.tied} / {paired.higher}",
             p_value(paired.sign_test_p),
@@ -103,19 +102,16 @@ def protocol_text(protocols: ProtocolTable) -> RenderableType:
         f"{first.per_seed('outside'):.1f} outside, {first.per_seed('disagreement'):.1f} in "
         "disagreement"
     )
-    refused = [Text(f"{name}: {reason}") for name, reason in protocols.refused.items()]
-    return Group(Text(title(question), style="bold"), Text(size), grid, *refused)
+    refused = [Line(f"{name}: {reason}") for name, reason in protocols.refused.items()]
+    return Stack([Line(title(question), style="bold"), Line(size), grid, *refused])
 
 
-def plain_grid(*headers: str) -> Table:
+def plain_grid(*headers: str) -> Grid:
     """An unboxed table: the first column to the left, the others to the right, never folded."""
-    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for at, header in enumerate(headers):
-        grid.add_column(header, justify="right" if at else "left", no_wrap=True)
-    return grid
+    return Grid(headers)
 
 
-def _criteria(table: RateTable) -> Table:
+def _criteria(table: RateTable) -> Grid:
     """Both criteria with intervals and counts, and the paper's numbers where they compare."""
     question = table.question
     reported = paper.compares_with_paper(question.criterion, question.baseline)
@@ -163,12 +159,10 @@ def _criteria(table: RateTable) -> Table:
     return grid
 
 
-def _comparison(table: RateTable) -> Table:
+def _comparison(table: RateTable) -> Grid:
     """The paired comparison, a line a fact."""
     question, paired = table.question, table.paired
-    grid = Table(box=None, show_header=False, pad_edge=False)
-    grid.add_column(no_wrap=True)
-    grid.add_column(no_wrap=True)
+    grid = Grid()
     lower = f"{paired.lower} / {paired.tied} / {paired.higher} of {paired.seeds} seeds"
     if paper.compares_with_paper(question.criterion, question.baseline):
         lower += f" (paper: {paper.SEEDS_LOWER.value} of {paper.SEEDS.value} lower)"
@@ -200,7 +194,7 @@ def _comparison(table: RateTable) -> Table:
     return grid
 
 
-def _base_rates(table: RateTable) -> Table:
+def _base_rates(table: RateTable) -> Grid:
     """How many tokens there are, and how often ΔD > 0 whatever a criterion says."""
     reported = paper.compares_with_paper(table.question.criterion, table.question.baseline)
     grid = plain_grid(
@@ -297,7 +291,7 @@ def _undetermined(table: RateTable) -> str:
     return words
 
 
-def _seeds(table: RateTable) -> Table:
+def _seeds(table: RateTable) -> Grid:
     """A row a seed."""
     question = table.question
     grid = plain_grid(
@@ -342,6 +336,11 @@ def as_text(renderable: RenderableType, *, coloured: bool = False) -> str:
     str
         Lines, each ended.
     """
+    if not coloured and (plain := plain_text(renderable)) is not None:
+        return plain
+    from rich.console import Console
+    from rich.measure import Measurement
+
     buffer = io.StringIO()
     console = Console(
         file=buffer, width=10_000, highlight=False, markup=False, force_jupyter=False,

@@ -124,7 +124,7 @@ def sweep_text(sweep: Sweep) -> RenderableType:
         ours, theirs, paired = table.criterion, table.baseline, table.paired
         label = point.value if isinstance(point.value, str) else f"{point.value:g}"
         found.add_row(
-            Text(label),
+            label,
             str(table.outside.tokens),
             str(table.disagreement.tokens),
             *(f"{side.unsafe} / {side.determined}" for side in (ours, theirs)),
@@ -138,7 +138,7 @@ def sweep_text(sweep: Sweep) -> RenderableType:
             f"{number(ours.contracting_fraction)} / {number(theirs.contracting_fraction)}",
         )
         signs.add_row(
-            Text(label),
+            label,
             number(table.outside.increase_rate),
             number(table.outside.constant_guess),
             *(share_text(point.accuracy[side]) for side in ("criterion", "baseline")),
@@ -173,7 +173,7 @@ def _counts_text(sweep: Sweep) -> RenderableType:
     for point in sweep.points:
         table = point.table
         found.add_row(
-            Text(point.value if isinstance(point.value, str) else f"{point.value:g}"),
+            point.value if isinstance(point.value, str) else f"{point.value:g}",
             *(str(base.tokens) for base in (table.outside, table.disagreement)),
             *(str(side.kept) for side in (table.criterion, table.baseline)),
         )
