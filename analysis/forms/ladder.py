@@ -6,11 +6,11 @@ import math
 from typing import Any, Final
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from deltad.analysis import statistics
 from deltad.analysis.export import FORMAT
+from deltad.analysis.grid import Grid
 from deltad.analysis.ladder import RUNGS, SAMPLED, SETS, LadderTable, Share
 from deltad.analysis.text import plain_grid
 from deltad.analysis.words import DASH, count, number, title, with_interval
@@ -180,7 +180,7 @@ def _size(table: LadderTable) -> str:
     return text
 
 
-def _rungs(table: LadderTable, within: str) -> Table:
+def _rungs(table: LadderTable, within: str) -> Grid:
     """A row a rung."""
     grid = plain_grid(
         "ΔD along", *table.criteria, "tokens", "P(ΔD > 0)", "constant\nguess", "sign is\nthe step's"
@@ -202,7 +202,7 @@ def _rungs(table: LadderTable, within: str) -> Table:
     return grid
 
 
-def _costs(table: LadderTable) -> Table:
+def _costs(table: LadderTable) -> Grid:
     """A row a step between two rungs."""
     headers = [f"{name}\n{_NAMES[within]}" for within in SETS for name in table.criteria]
     grid = plain_grid("added", *headers)

@@ -62,7 +62,7 @@ def sign_test(lower: int, higher: int) -> float:
     for at in range(min(lower, higher)):
         ways = ways * (count - at) // (at + 1)
         tail += ways
-    return min(1.0, tail / 2 ** (count - 1))
+    return min(1.0, float(tail / 2 ** (count - 1)))
 
 
 def wilcoxon_test(differences: ArrayLike) -> float:
@@ -151,7 +151,7 @@ def permutation_test(differences: ArrayLike, *, seed: int = 0, flips: int = FLIP
         first.sort()
         # Flips come in pairs of opposite sums.
         far = len(first) * len(second) - int(np.searchsorted(first, least - second).sum())
-        return min(1.0, far / 2 ** (len(sizes) - 1))
+        return min(1.0, float(far / 2 ** (len(sizes) - 1)))
     rng = np.random.default_rng(seed)
     far = 0
     step = max(1, _BLOCK // len(sizes))
