@@ -5,6 +5,7 @@ from .comparison import compare as compare
 from .condition_table import ConditionTable as ConditionTable
 from .condition_table import condition_table as condition_table
 from .conditions import CONDITIONS as CONDITIONS
+from .engine import LocalEngine as LocalEngine
 from .export import PROTOCOL_COLUMNS as PROTOCOL_COLUMNS
 from .export import RATE_COLUMNS as RATE_COLUMNS
 from .figures import draw_contracting as draw_contracting
@@ -21,12 +22,17 @@ from .headline import Headline as Headline
 from .headline import read_headline as read_headline
 from .ladder import LadderTable as LadderTable
 from .ladder_counting import ladder_table as ladder_table
+from .partial_files import Share as Share
+from .partials import merge_partials as merge_partials
+from .partials import write_partial as write_partial
 from .power import POWER_COLUMNS as POWER_COLUMNS
 from .power import PowerTable as PowerTable
 from .power import power_table as power_table
 from .question import Question as Question
 from .question import QuestionError as QuestionError
 from .rates import RateTable as RateTable
+from .ray_engine import EngineError as EngineError
+from .ray_engine import RayEngine as RayEngine
 from .sweeps import Sweep as Sweep
 from .sweeps import sweep as sweep
 from .tables import ProtocolTable as ProtocolTable
@@ -55,13 +61,17 @@ __all__ = [
     "Calibration",
     "Comparison",
     "ConditionTable",
+    "EngineError",
     "Headline",
     "LadderTable",
+    "LocalEngine",
     "PowerTable",
     "ProtocolTable",
     "Question",
     "QuestionError",
     "RateTable",
+    "RayEngine",
+    "Share",
     "StepTable",
     "Sweep",
     "TokenTable",
@@ -75,6 +85,7 @@ __all__ = [
     "draw_paired_rates",
     "figure4",
     "ladder_table",
+    "merge_partials",
     "power_table",
     "protocol_table",
     "protocol_text",
@@ -84,4 +95,5 @@ __all__ = [
     "save_figure",
     "sweep",
     "training_table",
+    "write_partial",
 ]

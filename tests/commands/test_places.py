@@ -19,9 +19,7 @@ COMMANDS = (
     ("table", "--format", "json"),
     ("tokens", "--outside"),
     ("check",),
-    ("compare",),
     ("sweep", "--over", "threshold", "--values", "0.1,0.2"),
-    ("calibration",),
     ("doctor",),
     ("watch", "--once"),
 )
@@ -52,12 +50,6 @@ def test_a_url_answers_as_the_folder_does(run: Path, url: str, command: tuple[ob
     assert here.exit_code == there.exit_code, there.output
     assert here.stdout
     assert there.stdout.replace(url, "RUN") == here.stdout.replace(str(run), "RUN")
-
-
-def test_a_figure_is_drawn_of_a_url(url: str, tmp_path: Path) -> None:
-    done = deltad("figure4", url, "-o", tmp_path / "figure4.svg", "--quiet")
-    assert done.exit_code == 0, done.output
-    assert (tmp_path / "figure4.svg").stat().st_size > 1_000
 
 
 def test_files_are_imported_to_a_url(tmp_path: Path) -> None:

@@ -218,7 +218,9 @@ def test_a_file_appears_whole_or_not_at_all(run: Path, url: str) -> None:
     assert asides() == before
 
 
-def test_what_is_there_is_refused_replaced_or_followed(run: Path, url: str) -> None:
+def test_what_is_there_is_refused_replaced_or_followed(run: Path, memory: str) -> None:
+    url = f"{memory}/some/run"
+
     def write(count: int, **options: Any) -> None:
         with DumpWriter(url, arm="a", seed=0, metadata=METADATA, **options) as writer:
             writer.append({name: values[:count] for name, values in rows.items()})
@@ -261,7 +263,8 @@ def test_the_store_itself_refuses_what_came_meanwhile(
     assert target.read_bytes() == b"second"
 
 
-def test_what_was_begun_leaves_nothing(run: Path, url: str) -> None:
+def test_what_was_begun_leaves_nothing(run: Path, memory: str) -> None:
+    url = f"{memory}/some/run"
     before = asides()
     writer = DumpWriter(url, arm="a", seed=0, metadata=METADATA)
     writer.append(rows_of(run))
@@ -342,7 +345,8 @@ def test_a_missing_package_is_named(
         place(url)
 
 
-def test_strays_and_gaps_are_seen_there_too(run: Path, url: str) -> None:
+def test_strays_and_gaps_are_seen_there_too(run: Path, memory: str) -> None:
+    url = f"{memory}/some/run"
     copy_tree(run / "arm=none" / "seed=0", place(url) / "arm=none" / "seed=0")
     (place(url) / "arm=none" / "seed=0" / "part-0-0.parquet").unlink()
     (place(url) / "arm=none" / "notes.txt").write_bytes(b"x")
@@ -355,7 +359,8 @@ def test_strays_and_gaps_are_seen_there_too(run: Path, url: str) -> None:
         Dump.open(f"{url}/_notes")
 
 
-def test_a_damaged_file_is_the_dumps_fault(run: Path, url: str) -> None:
+def test_a_damaged_file_is_the_dumps_fault(run: Path, memory: str) -> None:
+    url = f"{memory}/some/run"
     copy_tree(run / "arm=none" / "seed=0", place(url) / "arm=none" / "seed=0")
     broken = place(url) / "arm=none" / "seed=0" / "part-0-0.parquet"
     content = bytearray(broken.read_bytes())

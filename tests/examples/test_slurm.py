@@ -51,7 +51,7 @@ def test_an_array_job_and_a_merge_give_the_very_table(
 ) -> None:
     run = make_dump(tmp_path / "run", rows=60, drift=1.5, arms=("none", "ratio"))
     subprocess.run(
-        [SUBMIT, "3", run, "table.json", "--protocol", "all", "--threshold", "0.1"],
+        [SUBMIT, "2", run, "table.json", "--protocol", "all", "--threshold", "0.1"],
         check=True, cwd=tmp_path, env=environment, capture_output=True,
     )  # fmt: skip
     whole = deltad("table", run, "--protocol", "all", "--threshold", 0.1, "--format", "json")
@@ -59,15 +59,15 @@ def test_an_array_job_and_a_merge_give_the_very_table(
     assert json.loads(found)["protocols"]
     assert found == whole.stdout
     array, merge = (tmp_path / "calls").read_text().splitlines()
-    assert array.startswith("--parsable --array=1-3 ")
+    assert array.startswith("--parsable --array=1-2 ")
     assert merge.startswith("--parsable --dependency=afterok:17 ")
     (folder,) = tmp_path.glob("partials-*")
-    assert len(list(folder.iterdir())) == 3
+    assert len(list(folder.iterdir())) == 2
 
 
 def test_a_task_that_fails_stops_everything(tmp_path: Path, environment: dict[str, str]) -> None:
     done = subprocess.run(
-        [SUBMIT, "2", tmp_path / "none", "table.json"],
+        [SUBMIT, "1", tmp_path / "none", "table.json"],
         cwd=tmp_path, env=environment, capture_output=True, check=False,
     )  # fmt: skip
     assert done.returncode != 0
