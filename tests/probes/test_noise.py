@@ -160,3 +160,22 @@ def test_refuses_other_rows_and_divergences() -> None:
         delta_d_noise(step.rows, read, less)
     with pytest.raises(ProbeError, match="must be one of kl, tv, got 'js'"):
         delta_d_noise(step.rows, read, read, "js")
+
+
+def test_padding_and_rows_without_a_list_have_a_bound_too() -> None:
+    step = Step(torch.bfloat16)
+    rows, ids = dict(step.rows), step.ids.clone()
+    rows["topk_ids"] = rows["topk_ids"].copy()
+    rows["topk_ids"][:, 5:] = -1
+    rows["topk_behavior_logprobs"] = np.where(
+        rows["topk_ids"] < 0, np.float32(np.nan), rows["topk_behavior_logprobs"]
+    )
+    ids[:, 5:-1] = -1
+    step.rows, step.ids = rows, ids
+    pre, post = (rounded(*each, ids) for each in (step.before, step.after))
+    assert np.isfinite(delta_d_noise(rows, pre, post, vocab_size=VOCAB)).all()
+
+    for name in ("topk_ids", "topk_behavior_logprobs"):
+        rows[name] = rows[name][:, :0]
+    pre, post = (rounded(*each, ids[:, -1:]) for each in (step.before, step.after))
+    assert (delta_d_noise(rows, pre, post, vocab_size=VOCAB) > 0).all()
