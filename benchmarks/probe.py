@@ -25,7 +25,7 @@ OUTSIDE: Final = 0.0144
 DISAGREEMENT: Final = 0.00082
 """Shares of the tokens, of the paper's runs; where they lie is drawn at random."""
 
-PLACEMENTS: Final = 6
+PLACEMENTS: Final = 4
 """Draws a round of what is too rare to be met in one."""
 
 EVERY: Final = 4
@@ -56,7 +56,7 @@ _WHAT: Final = {
     "P3": ("after, outside tokens only", 0.29),
     "P3 shared": ("after, outside tokens only, the prompt forwarded once", 0.23),
     "P4": ("after, disagreement tokens only", 0.15),
-    "P5 idle": ("attached and idle, by its own time", 0.005),
+    "P5 idle": ("a step with a probe attached and idle", 1.005),
     "P5 every": (f"everything, every {EVERY}th step", 0.38 / EVERY + 0.005),
 }
 
@@ -72,7 +72,7 @@ def rows(prefixes: tuple[str, ...], quick: bool) -> Iterator[Row]:
         for name in wanted:
             yield missing(name, _WHAT[name][0], _WHAT[name][1], f"not installed: {error.name}")
         return
-    found = [bench.round(seed) for seed in range(-1, ROUNDS)][1:]
+    found = [bench.round(seed) for seed in range(ROUNDS)]
     step = statistics.median(each["step"] for each in found)
     for name in wanted:
         what, limit = _WHAT[name]
@@ -140,7 +140,9 @@ class _Placed:
     def wanted(self, tokens: Tokens, *, slack: float = 0.0) -> NDArray[np.bool_]:
         """Those drawn."""
         decided: NDArray[np.bool_] = self._selection.wanted(tokens, slack=slack)
-        return decided if self.mask is None else self.mask
+        if self.mask is None or len(self.mask) != len(decided):
+            return np.ones_like(decided)
+        return self.mask
 
 
 class _Bench:
@@ -164,7 +166,8 @@ class _Bench:
             )
         ).train()
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-6, fused=True)
-        self._tokens = self._batch()
+        self._ids, self._tokens = self._batch(shape.response)
+        self._few = self._batch(8)
         self.notes: dict[str, str] = {}
         self._probes = {
             "all": self._probe(),
@@ -181,11 +184,16 @@ class _Bench:
         for name, placed in self._placed.items():
             self._probes[name]._reader._selection = placed
         self._clocks = {name: _attach(probe) for name, probe in self._probes.items()}
+        # What every probe tries once, and the optimizer's state, on a batch that is soon done.
+        for name in self._probes:
+            self._step(name, backward=True, few=True)
+        for clocks in self._clocks.values():
+            clocks["probe"].take()
 
     def round(self, seed: int) -> dict[str, float]:
         """Seconds of one step and of what each kind of probe adds to it."""
         for placed in self._placed.values():
-            placed.generator = np.random.default_rng([seed + 1, 1])
+            placed.generator = np.random.default_rng([seed, 1])
             placed.draw(self._shape.batch * self._shape.response)
         found: dict[str, float] = {}
         whole, before = self._step("all", backward=True)
@@ -197,19 +205,20 @@ class _Bench:
             if name == "outside":
                 found["P1 logits"] = before
         found["P4"] = self._rare()
-        self._step("idle")
-        found["P5 idle"] = self._clocks["idle"]["probe"].take()
-        found["P5 every"] = (found["P2"] + (EVERY - 1) * found["P5 idle"]) / EVERY
+        self._step("idle", few=True)
+        idle = self._clocks["idle"]["probe"].take()
+        found["P5 idle"] = found["step"] + idle
+        found["P5 every"] = (found["P2"] + (EVERY - 1) * idle) / EVERY
         return found
 
-    def _step(self, name: str, *, backward: bool = False) -> tuple[float, float]:
+    def _step(self, name: str, *, backward: bool = False, few: bool = False) -> tuple[float, float]:
         """One step under a probe: CPU seconds of all of it, and of reading *pre*."""
         probe, clocks = self._probes[name], self._clocks[name]
         begin = time.process_time()
         if name == "idle":
             probe.step = 1
         with probe:
-            loss = self._forward(probe)
+            loss = self._forward(probe, few=few)
             if backward:
                 self._optimizer.zero_grad()
                 loss.backward()
@@ -242,28 +251,30 @@ class _Bench:
         # The forward's own choice is among the rest, and is counted twice.
         return total + choosing / PLACEMENTS
 
-    def _forward(self, probe: Any) -> Any:
+    def _forward(self, probe: Any, *, few: bool = False) -> Any:
         """The training forward and its loss."""
-        torch, response = self._torch, self._shape.response
-        probe.expect(self._tokens)
-        logits = self._model(self._ids, logits_to_keep=response + 1, use_cache=False).logits
+        torch = self._torch
+        ids, tokens = self._few if few else (self._ids, self._tokens)
+        response = ids.shape[1] - self._shape.prompt
+        probe.expect(tokens)
+        logits = self._model(ids, logits_to_keep=response + 1, use_cache=False).logits
         logprobs = torch.log_softmax(logits[:, :-1].float(), -1)
-        taken = logprobs.gather(-1, self._ids[:, -response:, None])[..., 0]
-        return -(taken * self._tokens.advantages[:, None]).mean()
+        taken = logprobs.gather(-1, ids[:, -response:, None])[..., 0]
+        return -(taken * tokens.advantages[:, None]).mean()
 
-    def _batch(self) -> Any:
+    def _batch(self, response: int) -> tuple[Any, Any]:
         """Responses to one prompt; the behavior policy gives each id the same."""
         from deltad.probes import ResponseTokens
 
         torch, shape = self._torch, self._shape
-        length = shape.prompt + shape.response
-        self._ids = torch.randint(shape.vocab, (shape.batch, length))
-        self._ids[:, : shape.prompt] = self._ids[0, : shape.prompt]
+        length = shape.prompt + response
+        input_ids = torch.randint(shape.vocab, (shape.batch, length))
+        input_ids[:, : shape.prompt] = input_ids[0, : shape.prompt].clone()
         mask = torch.zeros(shape.batch, length, dtype=torch.bool)
         mask[:, shape.prompt :] = True
         ids = torch.rand(shape.batch, length, shape.vocab // 8).topk(TOP_K).indices
         uniform = -float(np.log(shape.vocab))
-        return ResponseTokens(
+        tokens = ResponseTokens(
             response_mask=mask,
             advantages=torch.linspace(-1, 1, shape.batch),
             behavior_logprobs=torch.full((shape.batch, length), uniform),
@@ -272,6 +283,7 @@ class _Bench:
             sequence=torch.arange(shape.batch),
             group=torch.zeros(shape.batch, dtype=torch.long),
         )
+        return input_ids, tokens
 
     def _probe(self, **options: Any) -> Any:
         """A probe whose rows are dropped."""

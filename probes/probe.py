@@ -155,7 +155,7 @@ class UpdateProbe:
         tp_group: Any = None,
         cp_group: Any = None,
         token_chunk: int = 512,
-        vocab_chunk: int = 4096,
+        vocab_chunk: int = 2048,
         tail: Tail = "auto",
         entropy: bool = False,
         workers: int = 1,
