@@ -58,14 +58,20 @@ def assert_refused(result: Result, status: int, *words: str) -> None:
         assert word in lines[0]
 
 
-GOLDEN_SIDE = {"kept": 1, "unsafe": 1, "contracting": 1, "unsafe_keep_rate": 1.0}
+GOLDEN_SIDE = {
+    "kept": 1,
+    "unsafe": 1,
+    "contracting": 1,
+    "undetermined": 1,
+    "unsafe_keep_rate": 1.0,
+}
 GOLDEN_SUMMARY = {
     "unsafe_keep_rate": 1.0,
     "unsafe_keep_rate_ci95": [1.0, 1.0],
     "contracting_fraction": 1.0,
     "contracting_fraction_ci95": [1.0, 1.0],
 }
-GOLDEN_BASE = {"tokens": 1, "increase_rate": 1.0}
+GOLDEN_BASE = {"tokens": 1, "undetermined": 1, "increase_rate": 1.0}
 GOLDEN_POOLED = {
     "criterion": 1.0,
     "baseline": 1.0,
@@ -99,6 +105,8 @@ GOLDEN = {
         "tokens_per_seed": 1.0,
         "outside_per_seed": 1.0,
         "disagreement_per_seed": 1.0,
+        "share_of_sequences": 1.0,
+        "weighted": False,
         "baseline": GOLDEN_SUMMARY,
         "criterion": GOLDEN_SUMMARY,
         "paired": {
@@ -165,7 +173,11 @@ def test_undefined_numbers_are_null(tmp_path: Path) -> None:
     }
     assert summary["paired"]["difference_ci95"] == [None, None]
     assert summary["paired"]["sign_test_p"] is None
-    assert summary["base"]["outside"] == {"tokens": 0, "increase_rate": None}
+    assert summary["base"]["outside"] == {
+        "tokens": 0,
+        "undetermined": 0,
+        "increase_rate": None,
+    }
     assert deltad("table", path).exit_code == 0
 
 
