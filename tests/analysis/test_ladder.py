@@ -30,6 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_dump(
         tmp_path_factory.mktemp("ladder") / "run", rows=150, drift=1.5, seeds=(0, 1, 3),
         null_vectors=0.1, metadata={"ladder": LADDER},
+        optional=[name for name in OPTIONAL if name != "weight"],
     )  # fmt: skip
 
 
