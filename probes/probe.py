@@ -65,7 +65,7 @@ class UpdateProbe:
         the forward after the step, the others end with their last one. Give the dump's metadata
         `stored=probe.stored_metadata`.
     threshold, divergence, near, criterion, baseline
-        Of `keep`; see `Selection`.
+        Of `keep`; see `deltad.probes.selection.Selection`.
     every : int
         Read only every so many-th optimizer step; between, the probe does nothing.
     sequences : float

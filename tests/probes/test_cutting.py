@@ -464,6 +464,7 @@ def test_logits_that_are_not_there_are_refused() -> None:
         probe.discard()
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_cut_in_eager_mode() -> None:
     plain, _, _ = recorded("llama", grouped, NEAR_ALL)
     model = tiny("llama")
@@ -478,6 +479,7 @@ def test_a_compiled_model_is_cut_in_eager_mode() -> None:
     np.testing.assert_allclose(sink.column("post_logprob"), plain.column("post_logprob"), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_gradient_checkpointing_goes_with_shared_prompts() -> None:
     plain, _, _ = recorded("llama", grouped, {**NEAR_ALL, "share_prompts": True})
     model = tiny("llama")
@@ -489,6 +491,7 @@ def test_gradient_checkpointing_goes_with_shared_prompts() -> None:
     np.testing.assert_allclose(sink.column("post_logprob"), plain.column("post_logprob"), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_ladder_measures_every_token_and_gives_those_that_are_kept() -> None:
     ladder = Ladder(tokens=2)
     whole, _, _ = recorded("llama", grouped, {"ladder": ladder}, steps=1)
