@@ -240,7 +240,7 @@ def brute_table(
     weighted = unlike(
         [each for side in sides.values() for some in side.values() for each in some if each.outside]
     )
-    seeds = []
+    seeds: list[dict[str, Any]] = []
     outside, disagreement = [], []
     for seed in sorted(tokens):
         ours, theirs = sides["criterion"][seed], sides["baseline"][seed]
@@ -259,9 +259,9 @@ def brute_table(
             }
         )
     summary = _summary(seeds, outside, disagreement, weighted)
-    for seed in seeds:
+    for each in seeds:
         for side in sides:
-            del seed[side]["_sums"]
+            del each[side]["_sums"]
     return {"seeds": seeds, "summary": summary}
 
 

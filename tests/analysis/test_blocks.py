@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from benchmarks.shaped import shaped_rows
 from deltad.analysis import blocks
-from deltad.analysis.counting import ArmCounts
+from deltad.analysis.counting import ArmCounts, outside_of
 from deltad.analysis.engine import LocalEngine, spans_of
 from deltad.analysis.kernel import ArmCounter, count_arms
 from deltad.analysis.question import Question
-from deltad.dumps import Dump, DumpError, DumpWriter, Metadata
+from deltad.dumps import Batch, Dump, DumpError, DumpWriter, Metadata
 from tests.analysis.test_rates import dumps
 from tests.dumps.factory import edit_value, make_dump, part_files
 
@@ -118,17 +118,14 @@ def test_an_impossible_value_is_named_as_the_plain_way_names_it(
     assert column in said[0] or "post" in column
 
 
-def test_the_first_look_is_what_most_rows_get(
-    shaped: Dump, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_most_rows_get_the_first_look_alone(shaped: Dump, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    whole = blocks.outside_of
 
-    def counting(batch: Any, *arguments: Any) -> Any:
+    def judged(batch: Batch, *arguments: Any) -> Any:
         seen.append(len(batch))
-        return whole(batch, *arguments)
+        return outside_of(batch, *arguments)
 
-    monkeypatch.setattr(blocks, "outside_of", counting)
+    monkeypatch.setattr(blocks, "outside_of", judged)
     counted = count_arms(shaped, Question(), ["none"], recompute=True, engine=LocalEngine(1))
     outside = sum(each.outside.tokens for each in counted.values())
     assert outside <= sum(seen) < 2 * outside + 100

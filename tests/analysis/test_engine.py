@@ -75,9 +75,8 @@ def test_the_first_item_that_fails_is_named_whichever_fails_first(workers: int) 
             raise ValueError(f"item {item}")
         return item
 
-    found = []
     with pytest.raises(ValueError, match="item 5"):
-        found.extend(LocalEngine(workers).map(fail, range(40)))
+        list(LocalEngine(workers).map(fail, range(40)))
     assert threading.active_count() < 40
 
 

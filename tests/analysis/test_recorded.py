@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -139,7 +139,8 @@ def test_vectors_near_the_region_alone_are_enough(tmp_path: Path) -> None:
     metadata = Metadata(top_k=20, vocab_size=151_936)
     rows = shaped_rows(6_000, 0)
     tables = {}
-    for name, vectors in (("all", "all"), ("near", Near(threshold=0.01, sample=0.02))):
+    rules: dict[str, Near | Literal["all"]] = {"all": "all", "near": Near(0.01, sample=0.02)}
+    for name, vectors in rules.items():
         run = tmp_path / name
         with DumpWriter(run, arm="none", seed=0, metadata=metadata, vectors=vectors) as writer:
             writer.append(rows)

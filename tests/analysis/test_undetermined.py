@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,11 @@ from deltad.dumps import Dump
 from tests.dumps.factory import OPTIONAL, Columns, edit, edit_metadata, make_dump
 
 PAIR = {"criterion": "predictive-kl-aggregated", "baseline": "ratio"}
+
+
+def _only(table: pa.Table, mask: pa.Array) -> pa.Table:
+    """Some rows."""
+    return table.filter(mask)
 
 
 def dump_of(folder: Path, noise: float | None, weights: tuple[float, ...] = (1.0,)) -> Dump:
@@ -146,8 +152,7 @@ def test_disagreement_tokens_alone_answer_for_their_pair(tmp_path: Path) -> None
     for part in whole.parts:
         question = Question(protocol=f"shared:{part.arm}")
         rows = TokenTable(whole, question, seeds=[part.seed]).to_frame()
-        mask = pa.array(rows["disagreement"].tolist())
-        edit(part.path, lambda table, mask=mask: table.filter(mask))
+        edit(part.path, partial(_only, mask=pa.array(rows["disagreement"].tolist())))
         stored = {"rule": "disagreement", "divergence": "kl", "threshold": 0.15, **PAIR,
                   "outside": int(rows["outside"].sum())}  # fmt: skip
         edit_metadata(part.path, stored=stored)
