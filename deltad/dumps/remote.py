@@ -16,17 +16,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 
-from .errors import first_line
 from .storage import StorageError
-
-_PACKAGES: Final = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs"}
-"""What fsspec needs for a protocol, for the sentence about a missing package."""
-
-_WHOLE: Final = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "r2")
-"""Object stores: an upload appears whole or not at all, and there are no folders to make."""
-
-_REFUSES: Final = ("s3", "s3a", "gs", "gcs")
-"""Stores whose uploads can be made on the condition that nothing is there."""
+from .stores import REFUSES, WHOLE, filesystem_of, protocols, reaching
 
 
 class Stat(NamedTuple):
@@ -78,21 +69,8 @@ class RemotePath:
         StorageError
             fsspec, or the package that it needs, is missing, or no one knows the protocol.
         """
-        protocol = url.partition("://")[0]
-        package = _PACKAGES.get(protocol, "fsspec")
-        try:
-            from fsspec.core import url_to_fs
-
-            fs, path = url_to_fs(url, **(options or {}))
-        except ImportError as error:
-            extra = "" if package in ("fsspec", "s3fs") else f" {package}"
-            raise StorageError(
-                f"{url} needs a package that is not installed ({first_line(error)}): "
-                f"pip install 'deltad[remote]'{extra}"
-            ) from error
-        except ValueError as error:
-            raise StorageError(f"{url} cannot be used: {first_line(error)}") from error
-        return cls(url.rstrip("/"), fs, str(path).rstrip("/"), options or {})
+        fs, path = filesystem_of(url, options or {})
+        return cls(url.rstrip("/"), fs, path.rstrip("/"), options or {})
 
     def __str__(self) -> str:
         return self._url
@@ -146,7 +124,7 @@ class RemotePath:
     @property
     def appears_whole(self) -> bool:
         """Whether an upload under the final name is never seen half-way."""
-        return any(each in _WHOLE for each in _protocols(self.fs))
+        return any(each in WHOLE for each in protocols(self.fs))
 
     def as_posix(self) -> str:
         """The URL."""
@@ -209,7 +187,7 @@ class RemotePath:
         FileNotFoundError, NotADirectoryError
             There is no folder.
         """
-        with self._reaching():
+        with reaching(self._url):
             self.fs.invalidate_cache(self.path)
             listed = self.fs.ls(self.path, detail=True)
         for found in listed:
@@ -251,7 +229,7 @@ class RemotePath:
 
     def read_bytes(self) -> bytes:
         """All bytes of a file."""
-        with self._reaching():
+        with reaching(self._url):
             return bytes(self.fs.cat_file(self.path))
 
     def read_text(self, encoding: str = "utf-8") -> str:
@@ -262,7 +240,7 @@ class RemotePath:
         """Bytes of some ranges of a file, asked for at the same time where the store can."""
         names = [self.path] * len(ranges)
         starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
-        with self._reaching():
+        with reaching(self._url):
             found = self.fs.cat_ranges(names, starts, stops, on_error="raise")
         for each, (start, stop) in zip(found, ranges, strict=True):
             if len(each) != stop - start:
@@ -274,7 +252,7 @@ class RemotePath:
 
     def write_bytes(self, content: bytes) -> None:
         """Write a small file; folders are made where the store has any."""
-        with self._reaching():
+        with reaching(self._url):
             self._make_folder(self.parent.path)
             self.fs.pipe_file(self.path, content)
 
@@ -291,7 +269,7 @@ class RemotePath:
         import secrets
 
         probe = self / f"_writing.probe.{secrets.token_hex(8)}.tmp"
-        with self._reaching():
+        with reaching(self._url):
             self._make_folder(self.path)
             self.fs.pipe_file(probe.path, b"")
         with contextlib.suppress(Exception):  # who may not delete may still write
@@ -309,7 +287,7 @@ class RemotePath:
         """
         if not replace and self.exists():
             raise FileExistsError(f"{self} exists already")
-        with self._reaching():
+        with reaching(self._url):
             if not self.appears_whole:
                 self._put_and_rename(local, beside.path, replace)
             elif replace or not self._refuses:
@@ -321,7 +299,7 @@ class RemotePath:
     def unlink(self, *, missing_ok: bool = False) -> None:
         """Remove a file."""
         try:
-            with self._reaching():
+            with reaching(self._url):
                 self.fs.invalidate_cache(self.path)
                 self.fs.rm_file(self.path)
         except FileNotFoundError:
@@ -331,26 +309,26 @@ class RemotePath:
     def rmdir(self) -> None:
         """Remove an empty folder, where the store has folders."""
         if not self.appears_whole:
-            with self._reaching():
+            with reaching(self._url):
                 self.fs.rmdir(self.path)
 
     def remove_tree(self) -> None:
         """Remove a folder and all that lies in it, if it is there."""
-        with self._reaching(), contextlib.suppress(FileNotFoundError):
+        with reaching(self._url), contextlib.suppress(FileNotFoundError):
             self.fs.invalidate_cache(self.path)
             self.fs.rm(self.path, recursive=True)
 
     @property
     def _refuses(self) -> bool:
         """Whether the store itself can refuse to overwrite, which no other writer can outrun."""
-        return any(each in _REFUSES for each in _protocols(self.fs))
+        return any(each in REFUSES for each in protocols(self.fs))
 
     def _info(self) -> Mapping[str, Any] | None:
         """What the store tells of it; None where there is nothing."""
         if self._found is not None:
             return self._found
         try:
-            with self._reaching():
+            with reaching(self._url):
                 self.fs.invalidate_cache(self.path)
                 found: Mapping[str, Any] = self.fs.info(self.path)
                 return found
@@ -383,26 +361,3 @@ class RemotePath:
             with contextlib.suppress(Exception):  # the first error is the one to tell
                 self.fs.rm_file(aside)
             raise
-
-    @contextlib.contextmanager
-    def _reaching(self) -> Iterator[None]:
-        """Make one sentence of whatever a store's library raises."""
-        try:
-            yield
-        except (FileNotFoundError, NotADirectoryError, FileExistsError) as error:
-            said = first_line(error)
-            raise type(error)(said if str(self) in said else f"{self}: {said}") from error
-        except StorageError:
-            raise
-        except PermissionError as error:
-            raise StorageError(
-                f"{self} may not be read or written with these credentials ({first_line(error)})"
-            ) from error
-        except Exception as error:  # each store's library has its own
-            raise StorageError(f"{self} cannot be reached ({first_line(error)})") from error
-
-
-def _protocols(fs: Any) -> tuple[str, ...]:
-    """Names of a filesystem's protocol."""
-    found = fs.protocol
-    return (found,) if isinstance(found, str) else tuple(found)

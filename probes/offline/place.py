@@ -67,7 +67,8 @@ def publish(staging: Path, run: Path, arm: str, seed: int, existing: str) -> tup
     target = part_path(run, arm, seed, 0, 0).parent
     staged = part_path(staging, arm, seed, 0, 0).parent
     first = 0
-    if is_remote(run):
+    behind_url = is_remote(run)
+    if behind_url:
         there = part_numbers(run, arm=arm, seed=seed)
         if existing == "append":
             first = max(there, default=-1) + 1
