@@ -14,8 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from deltad.analysis import Question, rate_table
 from deltad.dumps import Batch as DumpBatch
-from deltad.dumps import Metadata, batch_tokens, check_dump
+from deltad.dumps import Dump, Metadata, batch_tokens, check_dump
 from deltad.masks import criterion
 from deltad.probes import (
     Ladder,
@@ -529,6 +530,37 @@ def test_a_dump_of_disagreement_tokens_says_how_many_were_outside(tmp_path: Path
     assert found["rows_seen"] == len(by_token(whole))
     assert 0 < pq.read_metadata(path).num_rows < outside
     assert not list(check_dump(tmp_path))
+
+
+def test_the_table_is_that_of_the_whole_dump(tmp_path: Path) -> None:
+    tables = []
+    for name, options in {
+        "all": {},
+        "near": {"keep": "near", "near": 0.05},
+        "disagreement": {"keep": "disagreement", "threshold": 0.1, "share_prompts": True},
+    }.items():
+        recorder = Recorder(
+            tmp_path / name,
+            seed=0,
+            metadata_for=lambda arm: Metadata(
+                top_k=5,
+                vocab_size=VOCAB,
+                readout=probe.readout_metadata,
+                stored=probe.stored_metadata,
+            ),
+        )
+        model = tiny("llama")
+        each = grouped(model, groups=4)
+        optimizer = adamw(model)
+        keep: Any = options
+        with recorder, UpdateProbe(model, optimizer, recorder, **keep) as probe:
+            for _ in range(3):
+                step(model, optimizer, [each], probe)
+        table = rate_table(Dump.open(tmp_path / name), Question(threshold=0.1)).to_frame()
+        tables.append(table.to_dict("list"))
+    assert tables[0]["disagreement"][0] > 0
+    assert tables[1] == tables[0]
+    assert tables[2] == tables[0]
 
 
 @pytest.mark.parametrize(
