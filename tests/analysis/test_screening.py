@@ -45,7 +45,7 @@ def look(batch: Batch, question: Question, metadata: Metadata = METADATA) -> Any
 
 
 @pytest.mark.parametrize("divergence", ["kl", "tv"])
-@pytest.mark.parametrize("threshold", [0.0, 1e-4, 0.01, 0.15, 1.0])
+@pytest.mark.parametrize("threshold", [0.0, 1e-4, 0.15])
 def test_every_token_outside_is_a_candidate_and_few_others_are(
     divergence: str, threshold: float
 ) -> None:

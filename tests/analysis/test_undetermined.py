@@ -47,6 +47,7 @@ def dump_of(folder: Path, noise: float | None, weights: tuple[float, ...] = (1.0
     names = [name for name in OPTIONAL if noise is not None or name != "delta_d_noise"]
     return Dump.open(
         make_dump(folder / "run", rows=150, drift=1.5, seeds=(0, 1, 2), optional=names,
+                  arms=("none",), ranks=1, parts=1,
                   change=change)
     )  # fmt: skip
 
