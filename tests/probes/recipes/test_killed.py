@@ -79,7 +79,8 @@ def test_killed_at_random_times_and_resumed_it_is_the_same_dump(
             text=True,
         )
         assert process.stdout is not None
-        assert process.stdout.readline() == "begins\n"
+        with process.stdout as told:
+            assert told.readline() == "begins\n"
         return process
 
     whole = contents(whole_dump)
