@@ -25,7 +25,7 @@ def grid(headers: tuple[str, ...], *rows: tuple[str, ...]) -> Grid:
     return made
 
 
-PARTS = {
+PARTS: dict[str, Line | Grid | Stack] = {
     "line": Line("δ = 0.15", "bold"),
     "lines": Line("two\n  lines\n"),
     "facts": grid((), ("a long fact", "1"), ("b", "2 of 3")),
