@@ -10,10 +10,12 @@ import pytest
 from deltad.analysis import (
     LadderTable,
     ProtocolTable,
+    Question,
     RateTable,
     TokenTable,
     ladder_table,
     protocol_table,
+    rate_table,
 )
 from deltad.dumps import Dump, check_dump, read_prompts
 
@@ -59,6 +61,26 @@ def test_whole_dumps_hold_the_same_updates_as_the_others(name: str) -> None:
             for batch in thinned.batches(arm, seed):
                 keys = zip(batch["step"], batch["sequence"], batch["position"], strict=True)
                 np.testing.assert_array_equal([every[key] for key in keys], batch["post_logprob"])
+
+
+def test_recorded_scalars_count_as_the_vectors_of_the_whole_dump_do() -> None:
+    near, whole = Dump.open(FOLDER / "tiny-near"), Dump.open(FOLDER / "tiny-whole")
+    assert near.metadata("none").near is not None
+    for arm in near.arms:
+        question = Question(protocol=f"shared:{arm}")
+        ours, vectors, theirs = (
+            rate_table(near, question).seeds[0],
+            rate_table(near, question, recompute=True).seeds[0],
+            rate_table(whole, question).seeds[0],
+        )
+        for other in (vectors, theirs):
+            assert ours.tokens == other.tokens
+            assert ours.outside == other.outside
+            assert ours.disagreement == other.disagreement
+            assert ours.baseline.kept == other.baseline.kept
+            assert ours.baseline.unsafe == other.baseline.unsafe
+            assert ours.criterion.unsafe == other.criterion.unsafe
+        assert ours.outside > 0
 
 
 def test_zero_step_of_the_recorded_seeds_moves_nothing() -> None:
