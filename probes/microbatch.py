@@ -52,7 +52,8 @@ class MicroBatch:
         self.forward: Forward | None = None
         self._rows: Rows | None = None
         self._keep: Tensor | None = tokens.keep
-        self._b, self._j = (torch.empty(0), torch.empty(0)) if idle else tokens.where()
+        none = torch.empty(0, dtype=torch.long)
+        self._b, self._j = (none, none) if idle else tokens.where()
         self._ids = torch.empty(0)
         self._full: Tensor | None = None
         self._places: Places | None = None
@@ -387,7 +388,8 @@ class MicroBatch:
         every = np.arange(self.size)
         choice = self.choice
         kept = every if choice is None else choice.kept
-        given = every if choice is None or choice.plan is None else choice.read
+        # A readout of no rows, too, has only what was chosen: also where forwards are whole.
+        given = every if choice is None or len(read.logsumexp) == self.size else choice.read
         bad = ~read.logsumexp.isfinite()
         self._refuse_where(_of(bad, given), "the policy after the step is not finite: it diverged")
         after = taken(read, torch.from_numpy(np.searchsorted(given, kept)))

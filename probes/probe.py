@@ -177,6 +177,9 @@ class UpdateProbe:
                 "a Monitor counts every response token of a step: leave `keep` and `sequences` "
                 "as they are, or give a Recorder"
             )
+        number: Any = step
+        if not isinstance(number, int) or number < 0:
+            raise ProbeError(f"`step` must be an integer of at least 0, got {number!r}")
         outer, self.model = unwrap_model(model)
         self._sharding = Sharding.of(self.model, tp_group, cp_group)
         if ladder is not None and self._sharding.joint:

@@ -15,6 +15,7 @@ from .forward import Forward, again, own_logits
 from .head import Head
 from .microbatch import MicroBatch
 from .readout import Readout
+from .readout.checks import check_options
 from .selection import Selection
 from .sharded.sharding import Sharding
 from .sharded.tensors import is_sharded
@@ -82,13 +83,14 @@ class PolicyReader:
         ):
             if value not in allowed:
                 raise ProbeError(f"`{name}` must be one of {', '.join(allowed)}, got {value!r}")
-        for name, number in (
-            ("temperature", temperature),
-            ("token_chunk", token_chunk),
-            ("vocab_chunk", vocab_chunk),
-        ):
-            if not number > 0:
-                raise ProbeError(f"`{name}` must be positive, got {number}")
+        check_options(
+            head.softcap,
+            temperature,
+            token_chunk,
+            vocab_chunk,
+            scale=head.scale,
+            workers=reading.get("workers", 1),
+        )
         if pre == "training" and watcher.compiled:
             raise ProbeError(
                 "`pre` cannot be 'training' for a compiled model: hooks inside it are ignored, "

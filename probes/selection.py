@@ -72,15 +72,16 @@ class Selection:
             raise ProbeError(
                 f"`keep` must be one of {', '.join(get_args(Keep))}, got {self.keep!r}"
             )
-        if self.divergence not in DIVERGENCES:
+        if self.divergence not in tuple(DIVERGENCES):
             raise ProbeError(
                 f"`divergence` must be one of {', '.join(DIVERGENCES)}, got {self.divergence!r}"
             )
         for name in ("threshold", "near"):
             value = getattr(self, name)
-            if not 0 <= value < math.inf:
+            if not isinstance(value, (int, float)) or not 0 <= value < math.inf:
                 raise ProbeError(f"`{name}` must be finite and not negative, got {value!r}")
-        if not 0 < self.sequences <= 1:
+        share: Any = self.sequences
+        if not isinstance(share, (int, float)) or not 0 < share <= 1:
             raise ProbeError(
                 f"`sequences` must be a share above 0 and at most 1, got {self.sequences!r}"
             )

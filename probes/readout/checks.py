@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from deltad.probes.errors import ProbeError
@@ -25,6 +29,8 @@ def check_shapes(
             f"`ids` must have shape ({hidden.shape[0]}, id), a row for each hidden state; "
             f"got {tuple(ids.shape)}"
         )
+    if ids.dtype not in (torch.int32, torch.int64):
+        raise ProbeError(f"`ids` must be int32 or int64, got {ids.dtype}")
     if ids.numel() and int(ids.max()) >= rows:
         raise ProbeError(f"`ids` must be below {rows}, the rows of the head; got {int(ids.max())}")
     if bias is not None and bias.shape != head_weight.shape[:1]:
@@ -43,14 +49,22 @@ def check_options(
     workers: int = 1,
 ) -> None:
     """Refuse options that must be positive and are not, and a scale that wipes out the logits."""
-    for name, value in (
-        ("temperature", temperature),
-        ("token_chunk", token_chunk),
-        ("vocab_chunk", vocab_chunk),
-        ("softcap", softcap),
-        ("workers", workers),
-    ):
-        if value is not None and not value > 0:
-            raise ProbeError(f"`{name}` must be positive, got {value}")
-    if scale == 0:
+    numbers: dict[str, Any] = {"temperature": temperature}
+    if softcap is not None:
+        numbers["softcap"] = softcap
+    for name, value in numbers.items():
+        if not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise ProbeError(f"`{name}` must be positive and finite, got {value!r}")
+    counts: dict[str, Any] = {
+        "token_chunk": token_chunk,
+        "vocab_chunk": vocab_chunk,
+        "workers": workers,
+    }
+    for name, value in counts.items():
+        if not isinstance(value, int) or value < 1:
+            raise ProbeError(f"`{name}` must be positive and an integer, got {value!r}")
+    factor: Any = scale
+    if not isinstance(factor, (int, float)) or not math.isfinite(factor):
+        raise ProbeError(f"`scale` must be finite, got {factor!r}")
+    if factor == 0:
         raise ProbeError("`scale` must not be 0: all logits would be equal")

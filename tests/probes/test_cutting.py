@@ -366,6 +366,19 @@ def test_a_model_without_a_cache_shares_no_prompts() -> None:
     assert_agree(sink, whole)
 
 
+def test_a_whole_forward_without_a_wanted_token_records_nothing() -> None:
+    model: Any = Averaging()
+    each = batch(model)
+    optimizer = adamw(model)
+    sink = Sink()
+    head: dict[str, Any] = {"head": model.out, "vocab_size": VOCAB}
+    with UpdateProbe(model, optimizer, sink, **head, keep="near", near=50.0) as probe:
+        step(model, optimizer, [each], probe)
+    assert probe.readout_metadata["cut"]["forward"] == "whole"
+    assert not sink.calls
+    assert probe.skipped_tokens == int(each.tokens.response_mask.sum())
+
+
 def test_an_argument_that_comes_later_and_cannot_be_cut_is_forwarded_whole() -> None:
     model = tiny("llama")
     each = grouped(model)
@@ -395,6 +408,7 @@ def test_every_so_many_th_step_is_read_and_the_others_cost_nothing() -> None:
             if handle.idle:
                 assert len(forwards) == before + 1
                 handle.keep(each.tokens.response_mask)
+                assert not handle.scatter(np.zeros(handle.size)).any()
                 with pytest.raises(ProbeError, match="this step is not read"):
                     _ = handle.rows
     assert set(sink.column("step")) == {0, 3}
@@ -572,6 +586,14 @@ def test_the_table_is_that_of_the_whole_dump(tmp_path: Path) -> None:
         ({"keep": "near", "near": -1.0}, "`near` must be finite and not negative"),
         ({"keep": "disagreement", "criterion": "what"}, "the pair of criteria of `keep`"),
         ({"keep": "outside", "divergence": "js"}, "`divergence` must be one of kl, tv"),
+        ({"sequences": "half"}, "`sequences` must be a share above 0.*got 'half'"),
+        ({"threshold": None}, "`threshold` must be finite and not negative, got None"),
+        ({"divergence": ["kl"]}, "`divergence` must be one of kl, tv"),
+        ({"workers": 0}, "`workers` must be positive and an integer, got 0"),
+        ({"token_chunk": 1.5}, "`token_chunk` must be positive and an integer, got 1.5"),
+        ({"temperature": "1"}, "`temperature` must be positive and finite, got '1'"),
+        ({"softcap": -1.0}, "`softcap` must be positive and finite, got -1.0"),
+        ({"step": 1.5}, "`step` must be an integer of at least 0, got 1.5"),
         ({"tail": "none"}, "`tail` must be one of auto, head, logits"),
     ],
 )

@@ -258,10 +258,15 @@ def test_no_tensor_is_larger_than_a_tile_or_the_inputs() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"temperature": 0.0}, "`temperature` must be positive, got 0.0"),
+        ({"temperature": 0.0}, "`temperature` must be positive and finite, got 0.0"),
         ({"temperature": float("nan")}, "`temperature` must be positive"),
-        ({"softcap": -1.0}, "`softcap` must be positive, got -1.0"),
-        ({"token_chunk": 0}, "`token_chunk` must be positive, got 0"),
+        ({"temperature": float("inf")}, "`temperature` must be positive and finite, got inf"),
+        ({"softcap": -1.0}, "`softcap` must be positive and finite, got -1.0"),
+        ({"scale": float("nan")}, "`scale` must be finite, got nan"),
+        ({"token_chunk": 0}, "`token_chunk` must be positive and an integer, got 0"),
+        ({"vocab_chunk": 2.0}, "`vocab_chunk` must be positive and an integer, got 2.0"),
+        ({"workers": 1.5}, "`workers` must be positive and an integer, got 1.5"),
+        ({"ids": torch.zeros(TOKENS, 1)}, "`ids` must be int32 or int64, got torch.float32"),
         ({"bias": torch.zeros(3)}, r"`bias` must have shape \(101,\), got \(3,\)"),
         ({"ids": torch.full((TOKENS, 1), VOCAB)}, "`ids` must be below 101.*got 101"),
         ({"ids": torch.zeros(3, 1, dtype=torch.long)}, r"`ids` must have shape \(37, id\)"),
