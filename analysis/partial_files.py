@@ -8,6 +8,7 @@ and which share of how many it is.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -82,7 +83,7 @@ class Share(NamedTuple):
             Not two whole numbers with 1 ≤ I ≤ N.
         """
         number, slash, total = text.partition("/")
-        whole = slash and number.isdecimal() and total.isdecimal()
+        whole = slash and text.isascii() and number.isdecimal() and total.isdecimal()
         if not whole or not 1 <= int(number) <= int(total):
             raise QuestionError(f"a share must be I/N with 1 ≤ I ≤ N, got {text!r}")
         return cls(int(number), int(total))
@@ -232,6 +233,8 @@ def read_partial(path: str | Path) -> Partial:
         ) from error
     except DAMAGE as error:
         raise unreadable(path, error) from error
+    if not isinstance(described, dict):
+        raise DumpError(path, f"must have an object as metadata, found {described!r}")
     if described.get("format") != FORMAT:
         raise DumpError(path, f"must be of format {FORMAT}, found {described.get('format')!r}")
     try:
@@ -274,8 +277,30 @@ def span_row(span: Span, size: int, found: ArmCounts) -> dict[str, Any]:
     }
 
 
+def _check_counts(row: dict[str, Any]) -> None:
+    """Refuse what counting a span never gives; raises ValueError."""
+    where = f"in {row['arm']}, seed {row['seed']}"
+    for name in ("outside_weights", "outside_extremes", *_ARRAYS):
+        if None in row[name]:
+            raise ValueError(f"`{name}` must hold no NULL, found one {where}")
+    for name in ("tokens", "without_vectors", "outside"):
+        if row[name] < 0:
+            raise ValueError(f"`{name}` must be at least 0, found {row[name]} {where}")
+    for name in ("outside_increase", "outside_undetermined", "outside_bounded"):
+        if row[name] is not None and not 0 <= row[name] <= row["outside"]:
+            raise ValueError(
+                f"`{name}` must lie in [0, {row['outside']}], the tokens outside, found "
+                f"{row[name]} {where}"
+            )
+    if not all(map(math.isfinite, row["delta_d"])):
+        raise ValueError(f"`delta_d` must be finite, found another number {where}")
+    if not all(math.isfinite(weight) and weight >= 1 for weight in row["weight"]):
+        raise ValueError(f"`weight` must be finite and at least 1, found another number {where}")
+
+
 def _counts(row: dict[str, Any]) -> ArmCounts:
     """What `span_row` was made of."""
+    _check_counts(row)
     numbers = {name: np.array(row[name], dtype=np.float64) for name in ("delta_d", "weight")}
     flags = {
         name: np.array(row[name], dtype=np.bool_) for name in ("keep", "undetermined", "bounded")

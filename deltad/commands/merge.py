@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .options import FORMATS, BootstrapSeed, Output, Quiet, format_option, write_result
-from .places import as_place
+from .places import as_place, is_url
 from .terminal import OptionError, check_output, chosen_form, note, progress_bar, sink
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ def merge(
     """
     form = chosen_form(form, output, FORMATS)
     for partial in partials:
+        if output is not None and not is_url(partial) and output.resolve() == partial.resolve():
+            raise OptionError(f"{output} is one of the partials: name another file")
         check_output(output, partial)
     from deltad.analysis import ProtocolTable
     from deltad.analysis.partials import merge_partials

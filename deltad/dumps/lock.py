@@ -55,7 +55,13 @@ def locked(run: Path) -> Iterator[None]:
     path = run / LOCK
     while True:
         run.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except IsADirectoryError as error:
+            raise IsADirectoryError(
+                f"{path} must be a file, which is locked while {run} is recorded into, and is a "
+                "folder: remove it"
+            ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -59,7 +59,8 @@ def place(run: str | os.PathLike[str] | RemotePath) -> Path:
     if isinstance(run, Path):
         if _MANGLED.match(str(run)) and not run.exists():
             raise StorageError(
-                f"a URL must be given as text: `pathlib.Path` has made {str(run)!r} of it"
+                f"{str(run)!r} has one slash where a URL has two: a URL must be given as text, "
+                "since `pathlib.Path` drops one"
             )
         return run
     if is_remote(run):

@@ -39,9 +39,12 @@ def filesystem_of(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     Raises
     ------
     StorageError
-        fsspec, or the package that it needs, is missing, or no one knows the protocol.
+        The URL names no place, fsspec or the package that it needs is missing, or no one knows
+        the protocol.
     """
-    protocol = url.partition("://")[0]
+    protocol, _, rest = url.partition("://")
+    if not rest.strip("/"):
+        raise StorageError(f"{url} names no place: give a folder after `{protocol}://`")
     package = PACKAGES.get(protocol, "fsspec")
     try:
         from fsspec.core import url_to_fs
@@ -53,8 +56,8 @@ def filesystem_of(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
             f"{url} needs a package that is not installed ({first_line(error)}): "
             f"pip install 'deltad[remote]'{extra}"
         ) from error
-    except ValueError as error:
-        raise StorageError(f"{url} cannot be used: {first_line(error)}") from error
+    except Exception as error:  # each store's library has its own
+        raise StorageError(f"{url} cannot be used ({first_line(error)})") from error
     return fs, str(path)
 
 

@@ -181,7 +181,42 @@ def test_files_that_are_no_partials_are_named(dump: Dump, tmp_path: Path) -> Non
         read_partial(tmp_path / "nothing.parquet")
 
 
-@pytest.mark.parametrize("text", ["", "1", "0/3", "4/3", "1/0", "-1/3", "1/3/3", "a/b", "1.0/3"])
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [
+        ("tokens", -5, "`tokens` must be at least 0, found -5 in none, seed"),
+        ("outside_increase", 10**9, "`outside_increase` must lie in"),
+        ("outside_weights", [None, None], "`outside_weights` must hold no NULL"),
+        ("delta_d", np.nan, "`delta_d` must be finite"),
+        ("keep", None, "`keep` must hold no NULL"),
+        ("weight", 0.5, "`weight` must be finite and at least 1"),
+    ],
+)
+def test_counts_that_no_span_gives_are_refused(
+    dump: Dump, tmp_path: Path, column: str, value: Any, words: str
+) -> None:
+    (path,) = write(dump, tmp_path, 1)
+    table = pq.read_table(path)
+    rows = table.to_pylist()
+    row = next(row for row in rows if row["delta_d"])
+    row[column] = [value, *row[column][1:]] if column in ("delta_d", "keep", "weight") else value
+    changed = pa.Table.from_pylist(rows, PARTIAL_SCHEMA)
+    pq.write_table(changed.replace_schema_metadata(table.schema.metadata), path)
+    with pytest.raises(DumpError, match=f"malformed .*{words}"):
+        read_partial(path)
+
+
+def test_metadata_that_is_no_object_is_named(dump: Dump, tmp_path: Path) -> None:
+    (path,) = write(dump, tmp_path, 1)
+    table = pq.read_table(path)
+    pq.write_table(table.replace_schema_metadata({METADATA_KEY: "[]"}), path)
+    with pytest.raises(DumpError, match=r"must have an object as metadata, found \[\]"):
+        read_partial(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "1", "0/3", "4/3", "1/0", "-1/3", "1/3/3", "a/b", "1.0/3", "\u0661/\u0662"]
+)
 def test_a_share_must_be_one_of_several(text: str) -> None:
     with pytest.raises(QuestionError, match="1 ≤ I ≤ N"):
         Share.parse(text)

@@ -68,3 +68,11 @@ def test_refusals(run: Path, tmp_path: Path) -> None:
     assert_refused(deltad("table", run, "--engine", "spark"), 2, "local, ray")
     assert_refused(deltad("table", run, "--address", "auto"), 2, "`--engine ray`")
     assert out.read_text() == "x"
+
+
+def test_a_partial_is_not_written_over(run: Path, tmp_path: Path) -> None:
+    paths = shares(run, tmp_path)
+    before = paths[0].read_bytes()
+    refused = deltad("merge", *paths, "-o", paths[0])
+    assert_refused(refused, 2, f"{paths[0]} is one of the partials: name another file")
+    assert paths[0].read_bytes() == before

@@ -59,3 +59,11 @@ def test_a_killed_process_has_no_lock(tmp_path: Path) -> None:
     with locked(tmp_path):
         assert str(os.getpid()) in (tmp_path / LOCK).read_text()
     assert not (tmp_path / LOCK).exists()
+
+
+def test_a_folder_in_the_locks_place_is_named(tmp_path: Path) -> None:
+    (tmp_path / LOCK).mkdir()
+    named = r"_lock must be a file, .* folder: remove it$"
+    with pytest.raises(IsADirectoryError, match=named), locked(tmp_path):
+        pytest.fail("the block must not run")
+    assert (tmp_path / LOCK).is_dir()

@@ -110,7 +110,7 @@ def test_a_url_is_taken_as_text_or_with_its_options(memory: str) -> None:
     from upath import UPath
 
     assert place(cast(Any, UPath("memory://dumps/run", anon=True))).exists() is False
-    with pytest.raises(StorageError, match=r"given as text.*'s3:/bucket/run'"):
+    with pytest.raises(StorageError, match=r"'s3:/bucket/run' has one slash .* as text"):
         place(Path("s3://bucket/run"))
     with pytest.raises(StorageError, match="a log needs a folder"):
         must_be_local(place(found), "a log")
@@ -343,6 +343,22 @@ def test_a_missing_package_is_named(
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(StorageError, match=words):
         place(url)
+
+
+@pytest.mark.parametrize("url", ["memory://", "s3://", "s3:///"])
+def test_a_url_that_names_no_place_is_refused(url: str) -> None:
+    with pytest.raises(StorageError, match=rf"^{url} names no place: give a folder after"):
+        place(url)
+
+
+def test_whatever_a_stores_library_says_first_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(url: str, **options: object) -> None:
+        raise OSError("no library " + "to be found " * 99)
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", refuse)
+    with pytest.raises(StorageError, match=r"^hdfs://x/y cannot be used \(no library") as caught:
+        place("hdfs://x/y")
+    assert len(str(caught.value)) < 250
 
 
 def test_strays_and_gaps_are_seen_there_too(run: Path, memory: str) -> None:
