@@ -27,6 +27,9 @@ from deltad.probes import (
     UpdateProbe,
     branch,
 )
+from deltad.probes.cutting import Grid, cut_call, plan_cut
+from deltad.probes.forward import Forward
+from deltad.probes.replay import Call
 
 from .tiny import VOCAB, Batch, Sink, backward, batch, same_bits, surrogate, tiny, weights
 from .training import DROPOUT, Plain, adamw, no_probe, step
@@ -364,6 +367,26 @@ def test_a_model_without_a_cache_shares_no_prompts() -> None:
     with UpdateProbe(model, optimizer, whole, **head) as probe:
         step(model, optimizer, [each], probe)
     assert_agree(sink, whole)
+
+
+def test_a_mask_keeps_what_is_before_the_batch_and_tells_rows_apart() -> None:
+    model = tiny("llama")
+    ids = torch.full((2, 6), 7)
+    mask = torch.ones(2, 6, dtype=torch.long)
+    mask[1, 4] = 0
+    longer = torch.cat([torch.zeros(2, 3, dtype=torch.long), mask], 1)
+    both = np.array([0, 1])
+    grid = Grid(both, np.array([5, 5]), 2, 6, np.zeros(2, np.int64))
+
+    def called(attention_mask: Tensor) -> Call:
+        inputs = {"input_ids": ids, "attention_mask": attention_mask}
+        return Call.capture(model, (), inputs, {})
+
+    cut = cut_call(called(longer), grid, [1], 0, 5).kwargs["attention_mask"]
+    assert torch.equal(cut, longer[1:, :8])
+    forward = Forward(called(mask), True, None, None)
+    (trunk,) = plan_cut(forward, grid, both, share_prompts=True, overhead=0).trunks
+    assert trunk.length == 4
 
 
 def test_a_whole_forward_without_a_wanted_token_records_nothing() -> None:
