@@ -45,7 +45,14 @@ def main(
     quick: Annotated[
         bool, typer.Option(help="Small shapes: to see that all runs, not to measure.")
     ] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE")] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            help="With --only, the other rows that are in FILE already stay there.",
+        ),
+    ] = None,
     markdown_file: Annotated[Path | None, typer.Option("--markdown", metavar="FILE")] = None,
     module: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
@@ -62,7 +69,10 @@ def main(
     if not found:
         raise typer.BadParameter(f"no row begins with {', '.join(prefixes)}", param_hint="--only")
     _show(found)
+    missed = any(row.met is False for row in found)
     if json_file is not None:
+        if prefixes and json_file.exists():
+            found = _updated(json_file, found)
         json_file.write_text(
             json.dumps([row.to_json_object() for row in found], indent=1, ensure_ascii=False)
             + "\n",
@@ -70,7 +80,7 @@ def main(
         )
     if markdown_file is not None:
         markdown_file.write_text(_markdown(found, about, quick), encoding="utf-8")
-    if any(row.met is False for row in found):
+    if missed:
         raise typer.Exit(1)
 
 
@@ -98,6 +108,13 @@ def _of_module(name: str, prefixes: tuple[str, ...], quick: bool) -> list[Row]:
     if process.returncode:
         raise typer.Exit(process.returncode)
     return found
+
+
+def _updated(file: Path, found: list[Row]) -> list[Row]:
+    """Rows of a file with those that were just measured in their places, new ones at the end."""
+    fresh = {row.id: row for row in found}
+    kept = [Row.from_json_object(each) for each in json.loads(file.read_text(encoding="utf-8"))]
+    return [fresh.pop(row.id, row) for row in kept] + list(fresh.values())
 
 
 def _show(rows: Iterable[Row]) -> None:

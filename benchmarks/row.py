@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +57,21 @@ class Row:
             "id": self.id,
             "what": self.what,
             "goal": self.goal,
+            "limit": self.limit,
+            "at_least": self.at_least,
             "figure": self.figure,
             "unit": self.unit,
             "spread": None if self.spread is None else list(self.spread),
             "met": self.met,
             "note": self.note,
         }
+
+    @classmethod
+    def from_json_object(cls, found: dict[str, Any]) -> Row:
+        """Read what `to_json_object` gave."""
+        fields = {key: value for key, value in found.items() if key not in ("goal", "met")}
+        spread = fields.pop("spread")
+        return cls(**fields, spread=None if spread is None else (spread[0], spread[1]))
 
     def cells(self) -> tuple[str, str, str, str, str, str]:
         """As a row of a table: id, what, goal, figure, met, note."""
