@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from numbers import Integral
 from types import TracebackType
 from typing import Any, Self
 
@@ -178,7 +179,7 @@ class UpdateProbe:
                 "as they are, or give a Recorder"
             )
         number: Any = step
-        if not isinstance(number, int) or number < 0:
+        if not isinstance(number, Integral) or number < 0:
             raise ProbeError(f"`step` must be an integer of at least 0, got {number!r}")
         outer, self.model = unwrap_model(model)
         self._sharding = Sharding.of(self.model, tp_group, cp_group)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
@@ -78,20 +79,25 @@ class Selection:
             )
         for name in ("threshold", "near"):
             value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+            if not isinstance(value, Real) or not 0 <= value < math.inf:
                 raise ProbeError(f"`{name}` must be finite and not negative, got {value!r}")
         share: Any = self.sequences
-        if not isinstance(share, (int, float)) or not 0 < share <= 1:
+        if not isinstance(share, Real) or not 0 < share <= 1:
             raise ProbeError(
                 f"`sequences` must be a share above 0 and at most 1, got {self.sequences!r}"
             )
         for name, least in (("every", 1), ("seed", 0)):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
                 raise ProbeError(f"`{name}` must be an integer of at least {least}, got {value!r}")
         if not self.criterion:
             object.__setattr__(self, "criterion", f"predictive-{self.divergence}-aggregated")
         if self.keep == "disagreement":
+            if self.criterion == self.baseline:
+                raise ProbeError(
+                    f"`criterion` and `baseline` must differ, got {self.baseline!r} for both: "
+                    "a criterion never disagrees with itself"
+                )
             try:
                 for name in (self.criterion, self.baseline):
                     criterion(name).check_family(self.divergence)

@@ -87,6 +87,9 @@ def look(run: Path, told: list[str], whole: dict[str, bytes]) -> None:
         if f"closed {arm}" in told:
             assert part_numbers(run, arm=arm, seed=0) == [0, 1, 2]
     problems = check_dump(run, strict=False)
+    if not any(run.glob("arm=*")):
+        begun = problems.pop(0)
+        assert "holds no `arm=<name>` folder" in str(begun)
     assert {problem.kind for problem in problems} <= {"unfinished"}, problems
     for note, problem in zip(notes, problems, strict=True):
         there = len(part_numbers(run, arm=note.arm, seed=0))

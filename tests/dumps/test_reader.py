@@ -18,6 +18,7 @@ import pytest
 
 from deltad.dumps import (
     COLUMNS,
+    DERIVED,
     VECTORS,
     Batch,
     Dump,
@@ -40,7 +41,8 @@ from .factory import (
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_dump(tmp_path_factory.mktemp("made"), arms=["none", "ratio"], rows=40)
+    folder = tmp_path_factory.mktemp("made")
+    return make_dump(folder, arms=["none", "ratio"], rows=40, derived=True)
 
 
 @pytest.fixture
@@ -103,7 +105,7 @@ def test_a_dump_knows_its_parts(run: Path) -> None:
     assert dump.rows("none", 1) == dump.rows_seen("none", 1) == 40
     assert dump.metadata("ratio").update["mask"] == "ratio"
     assert dump.metadata("ratio").extra == {"colour": "blue"}
-    assert dump.optional_columns("none") == set(FACTORY_OPTIONAL)
+    assert dump.optional_columns("none") == {*FACTORY_OPTIONAL, *DERIVED}
 
 
 def test_seeds_are_ordered_as_numbers(tmp_path: Path) -> None:
