@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Integral, Real
 from typing import Final
 
 from deltad._array import Array
@@ -36,6 +37,16 @@ class SupportError(ValueError):
     def __reduce__(self) -> tuple[type[SupportError], tuple[int, str]]:
         """Pickle by what the constructor takes, so that worker processes can raise it."""
         return SupportError, (self.row, self.reason)
+
+
+def is_real(value: object) -> bool:
+    """Whether this is a number of Python or NumPy."""
+    return isinstance(value, Real)
+
+
+def is_integer(value: object) -> bool:
+    """Whether this is an integer of Python or NumPy, and no bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def require(xp: Array, holds: Array, message: Callable[[int], str]) -> None:

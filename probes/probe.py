@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from numbers import Integral
 from types import TracebackType
 from typing import Any, Self
 
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from deltad._checks import is_integer
 from deltad.masks import DEFAULT_THRESHOLD
 
 from .behavior import ResponseTokens
@@ -179,7 +179,7 @@ class UpdateProbe:
                 "as they are, or give a Recorder"
             )
         number: Any = step
-        if not isinstance(number, Integral) or number < 0:
+        if not is_integer(number) or number < 0:
             raise ProbeError(f"`step` must be an integer of at least 0, got {number!r}")
         outer, self.model = unwrap_model(model)
         self._sharding = Sharding.of(self.model, tp_group, cp_group)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Integral, Real
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from deltad._checks import is_integer, is_real
 from deltad.divergence import DIVERGENCES
 from deltad.masks import DEFAULT_THRESHOLD, CriterionError, Tokens, criterion
 
@@ -79,16 +79,16 @@ class Selection:
             )
         for name in ("threshold", "near"):
             value = getattr(self, name)
-            if not isinstance(value, Real) or not 0 <= value < math.inf:
+            if not is_real(value) or not 0 <= value < math.inf:
                 raise ProbeError(f"`{name}` must be finite and not negative, got {value!r}")
         share: Any = self.sequences
-        if not isinstance(share, Real) or not 0 < share <= 1:
+        if not is_real(share) or not 0 < share <= 1:
             raise ProbeError(
                 f"`sequences` must be a share above 0 and at most 1, got {self.sequences!r}"
             )
         for name, least in (("every", 1), ("seed", 0)):
             value = getattr(self, name)
-            if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+            if not is_integer(value) or value < least:
                 raise ProbeError(f"`{name}` must be an integer of at least {least}, got {value!r}")
         if not self.criterion:
             object.__setattr__(self, "criterion", f"predictive-{self.divergence}-aggregated")

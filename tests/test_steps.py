@@ -214,9 +214,7 @@ def test_vectors_left_out_thin_the_counts_as_rows_left_out_do(tmp_path: Path) ->
         assert not step.whole
         assert "deltad/outside_rate" not in step.scalars()
     for refused in (StepQuestion(threshold=0.05), StepQuestion(divergence="tv")):
-        with pytest.raises(
-            CriterionError, match=r"keeps vectors only .* kl above 0\.1"
-        ):
+        with pytest.raises(CriterionError, match=r"keeps vectors only .* kl above 0\.1"):
             counted(run, refused)
     pair = {
         "rule": "disagreement", "divergence": "kl", "threshold": 0.15, "criterion": "ratio",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from numbers import Integral
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
+
+from deltad._checks import is_integer
 
 PROMPTS: Final = "_prompts"
 """Folder in RUN for prompts; dataset readers skip names that begin with `_`."""
@@ -42,11 +43,6 @@ def check_seed(seed: int) -> None:
     """
     if not is_integer(seed) or not -(2**31) <= seed < 2**31:
         raise ValueError(f"a seed must be an int32, got {seed!r}")
-
-
-def is_integer(value: object) -> bool:
-    """Whether this is an integer of Python or NumPy, and no bool."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def part_path(run: Path, arm: str, seed: int, rank: int, part: int) -> Path:

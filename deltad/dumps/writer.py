@@ -16,13 +16,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from deltad._checks import is_integer
+
 from .aside import aside_path, publish, remove_leftovers
 from .batch import to_arrow
 from .columns import OPTIONAL, READINGS, schema
 from .content import Content, Vectors
 from .errors import DumpError
 from .incoming import incoming
-from .layout import check_arm, check_seed, is_integer, part_path
+from .layout import check_arm, check_seed, part_path
 from .metadata import METADATA_KEY, Metadata
 from .parquet import parquet_writer
 from .storage import place

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from deltad._checks import is_integer, is_real
 from deltad.probes.errors import ProbeError
 
 
@@ -54,7 +54,7 @@ def check_options(
     if softcap is not None:
         numbers["softcap"] = softcap
     for name, value in numbers.items():
-        if not isinstance(value, Real) or not 0 < value < math.inf:
+        if not is_real(value) or not 0 < value < math.inf:
             raise ProbeError(f"`{name}` must be positive and finite, got {value!r}")
     counts: dict[str, Any] = {
         "token_chunk": token_chunk,
@@ -62,10 +62,10 @@ def check_options(
         "workers": workers,
     }
     for name, value in counts.items():
-        if not isinstance(value, Integral) or value < 1:
+        if not is_integer(value) or value < 1:
             raise ProbeError(f"`{name}` must be positive and an integer, got {value!r}")
     factor: Any = scale
-    if not isinstance(factor, Real) or not math.isfinite(factor):
+    if not is_real(factor) or not math.isfinite(factor):
         raise ProbeError(f"`scale` must be finite, got {factor!r}")
     if factor == 0:
         raise ProbeError("`scale` must not be 0: all logits would be equal")

@@ -38,8 +38,8 @@ def test_the_head_is_read_with_its_adapter() -> None:
         optimizer = adamw(model, lr=0.1)
         sink = Sink()
         expected = []
-        entropy = {"entropy": True} if probed else {}
-        with (UpdateProbe if probed else no_probe)(model, optimizer, sink, **entropy) as probe:
+        around = UpdateProbe(model, optimizer, sink, entropy=True) if probed else no_probe()
+        with around as probe:
             for _ in range(2):
                 expected.append(reference(model, each))
                 step(model, optimizer, [each], probe)

@@ -18,7 +18,7 @@ from deltad.analysis import Question, RateTable, rate_table
 from deltad.analysis.report import Report, report, sections
 from deltad.dumps import Dump
 from tests.analysis.report.texts import HOSTILE_ARM, ODD
-from tests.dumps.factory import make_dump, part_files, read_metadata, write_table
+from tests.dumps.factory import OPTIONAL, make_dump, part_files, read_metadata, write_table
 
 pytestmark = pytest.mark.browser
 
@@ -44,11 +44,15 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dump with every optional column, rows without vectors, an empty seed and odd texts."""
+    """A dump with every optional column, rows without vectors, an empty seed and odd texts.
+
+    Bounds on the error of ΔD are as large as ΔD often is, and weights differ.
+    """
 
     def change(arm: str, seed: int, columns: dict[str, Any]) -> None:
         texts = [ODD[each % len(ODD)] for each in columns["token_id"]]
         columns["token"] = np.array(texts, dtype=object)
+        columns["delta_d_noise"] *= 1e8
 
     path = tmp_path_factory.mktemp("browser") / "run"
     return make_dump(
@@ -150,6 +154,11 @@ def assert_counts(page: Page, table: RateTable) -> None:
     found["difference"] = table.paired.difference
     for name, expected in found.items():
         assert page.value(name) == pytest.approx(expected, rel=1e-12, nan_ok=True), name
+    if bounds := page.tab.locator("[data-bounds]").count() > 0:
+        for name in ("outside", "disagreement", "criterion", "baseline"):
+            expected = getattr(table, name).undetermined
+            assert page.value(f"{name}-undetermined") == expected, name
+    assert page.tab.locator("[data-weighted]").is_visible() == table.weighted
     paired = page.tab.locator('[data-count="paired"]').get_attribute("data-value")
     assert paired == f"{table.paired.lower} {table.paired.tied} {table.paired.higher}"
     rows = page.tab.locator("[data-seeds] tr").evaluate_all(
@@ -159,8 +168,10 @@ def assert_counts(page: Page, table: RateTable) -> None:
     for seed in table.seeds:
         cells: list[Any] = [seed.seed, seed.tokens, seed.outside, seed.disagreement]
         for kept in (seed.criterion, seed.baseline):
-            rate = "–" if not kept.kept else None
-            cells += [kept.kept, kept.unsafe, kept.contracting, rate or kept.unsafe_keep_rate]
+            rate = "–" if not kept.determined else None
+            undetermined = [kept.undetermined] if bounds else []
+            cells += [kept.kept, *undetermined, kept.unsafe, kept.contracting]
+            cells.append(rate or kept.unsafe_keep_rate)
         expected_rows.append(cells)
     assert len(rows) == len(expected_rows)
     for row, cells in zip(rows, expected_rows, strict=True):
@@ -177,6 +188,39 @@ def test_counts_are_those_of_the_analysis_at_any_threshold(page: Page, run: Path
         page.threshold(threshold)
         table = rate_table(dump, Question(float(threshold), protocol="shared:none"))
         assert_counts(page, table)
+
+
+def test_undetermined_tokens_are_counted_apart_and_marked(page: Page, run: Path) -> None:
+    table = rate_table(Dump.open(run), Question(0.15, protocol="shared:none"))
+    assert page.value("outside-undetermined") == table.outside.undetermined > 0
+    assert page.value("criterion-undetermined") == table.criterion.undetermined > 0
+    page.threshold("0")
+    said = {False: 0, True: 0}
+    page.tab.keyboard.press("Escape")  # out of the field
+    for _ in range(40):
+        page.tab.keyboard.press("n")
+        card = page.tab.locator("[data-inspector] .badges").inner_text()
+        label = page.tab.locator("[data-token]:focus").get_attribute("aria-label")
+        below = "ΔD below the bound on its error" in card
+        assert below == ("ΔD undetermined" in label)
+        assert not (below and "unsafe keep" in card)
+        said[below] += 1
+    assert min(said.values()) > 0
+
+
+def test_page_of_a_dump_without_bounds_says_nothing_of_them(browser: Any, tmp_path: Path) -> None:
+    optional = [name for name in OPTIONAL if name not in ("delta_d_noise", "weight")]
+    path = make_dump(tmp_path / "run", optional=optional, ranks=1, parts=1)
+    page = Page(browser, viewer_alone(path, tmp_path / "report.html"))
+    assert_counts(page, rate_table(Dump.open(path), Question(0.15, protocol="shared:none")))
+    said = page.tab.locator("#viewer").inner_text()
+    assert "undet" not in said
+    assert "stands for" not in said
+    widths = page.tab.locator(".by-seed tr").evaluate_all(
+        "rows => rows.map(row => [...row.cells].reduce((sum, cell) => sum + cell.colSpan, 0))"
+    )
+    assert widths == [12, 8, 12, 12]
+    page.close()
 
 
 def test_counts_follow_pair_and_arm(page: Page, run: Path) -> None:
@@ -448,7 +492,7 @@ def test_page_works_in_the_frame_of_a_notebook(browser: Any, run: Path, tmp_path
     tab.close()
 
 
-@pytest.mark.parametrize("name", ["tiny-whole", "smollm2"])
+@pytest.mark.parametrize("name", ["tiny-whole", "tiny-near", "smollm2"])
 def test_recorded_dumps_count_as_the_analysis_says(browser: Any, name: str, tmp_path: Path) -> None:
     path = ROOT / "data_dumps" / name
     page = Page(browser, viewer_alone(path, tmp_path / "report.html"))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
@@ -15,7 +16,7 @@ from deltad.analysis.question import decider
 from deltad.analysis.report import Payload, build_payload
 from deltad.analysis.report.encode import QUANTUM, UNKNOWN
 from deltad.dumps import Dump, batch_tokens, scalar_tokens, write_prompts
-from tests.dumps.factory import make_dump
+from tests.dumps.factory import make_dump, part_files, read_metadata, write_table
 
 KEY = ["seed", "step", "sequence", "position"]
 
@@ -23,11 +24,15 @@ KEY = ["seed", "step", "sequence", "position"]
 @pytest.fixture(scope="module")
 def dump(tmp_path_factory: pytest.TempPathFactory) -> Dump:
     """A dump with every optional column, rows without vectors and an empty seed."""
+
+    def change(arm: str, seed: int, columns: dict[str, Any]) -> None:
+        columns["delta_d_noise"] *= 1e8  # as large as ΔD often is
+
     path = tmp_path_factory.mktemp("payload") / "run"
     return Dump.open(
         make_dump(
             path, rows=70, seeds=(0, 1, 4), empty_seeds=(4,), null_vectors=0.2, drift=1.5,
-            ranks=1, row_group_size=50,
+            ranks=1, row_group_size=50, change=change,
         )
     )  # fmt: skip
 
@@ -82,6 +87,9 @@ def test_numbers_are_those_of_the_token_table(dump: Dump, divergence: str) -> No
         np.testing.assert_allclose(found["r_minus_1"] + 1, table["ratio"], rtol=1e-14)
         np.testing.assert_array_equal(found[f"delta_d_{index}"], table["delta_d"])
         np.testing.assert_array_equal(found[f"in_loss_{index}"], table["in_loss"])
+        undetermined = table["undetermined"].astype("boolean").astype("Int8").fillna(2)
+        assert {*undetermined} == {0, 1, 2}
+        np.testing.assert_array_equal(columns[f"undetermined_{index}"], undetermined)
 
 
 @pytest.mark.parametrize("divergence", ["kl", "tv"])
@@ -117,6 +125,26 @@ def test_every_criterion_decides_on_the_page_as_in_the_registry(
         decided = masked(payload, name, threshold)
         np.testing.assert_array_equal(decided, expected[name].astype(bool), name)
     assert sum(masked(payload, name, 0.15).any() for name in names) >= len(names) - 1
+
+
+def test_weights_and_bounds_are_read_from_the_files_that_have_them(tmp_path: Path) -> None:
+    path = make_dump(tmp_path / "run", ranks=1, parts=2)
+    for part in part_files(path):
+        if part.name == "part-0-0.parquet":
+            table = pq.ParquetFile(part).read().drop_columns(["delta_d_noise", "weight"])
+            write_table(part, table, read_metadata(part))
+    columns = build_payload(Dump.open(path)).columns
+    assert {*columns["weight"]} == {1, 1.25, 1.5, 1.75}
+    assert {*columns["undetermined_0"]} == {0, 2}
+
+
+def test_without_bounds_and_unlike_weights_the_page_has_no_such_columns(tmp_path: Path) -> None:
+    def change(arm: str, seed: int, columns: dict[str, Any]) -> None:
+        columns["delta_d_noise"][:] = np.nan
+        columns["weight"][:] = 4
+
+    columns = build_payload(Dump.open(make_dump(tmp_path / "run", change=change))).columns
+    assert not [name for name in columns if "undetermined" in name or name == "weight"]
 
 
 def test_top_k_lists_are_those_stored_to_half_a_step(dump: Dump) -> None:

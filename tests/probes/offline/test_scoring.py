@@ -115,7 +115,12 @@ def test_the_way_from_responses_to_a_dump(tmp_path: Path) -> None:
     assert any(row["post_logprob"] != row["pre_logprob"] for row in rows)
     columns = Dump.open(tmp_path / "run").optional_columns("actual")
     assert set(DERIVED) <= columns
-    assert columns - set(DERIVED) == {"pre_collision", "post_collision", "pre_entropy", "post_entropy"}
+    assert columns - set(DERIVED) == {
+        "pre_collision",
+        "post_collision",
+        "pre_entropy",
+        "post_entropy",
+    }
 
 
 def test_hooks_are_gone_and_the_weights_are_as_they_were(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_another_trainer_is_refused_by_name() -> None:
 @pytest.mark.parametrize("name", ["keep", "sequences", "every"])
 def test_what_would_leave_tokens_out_of_the_trainers_numbers_is_refused(name: str) -> None:
     with pytest.raises(ProbeError, match=f"`{name}` leaves out tokens"):
-        attach(trainer(), **{name: 1})
+        attach(trainer(), **{name: 1})  # type: ignore[arg-type]
 
 
 def test_a_trainer_is_taken() -> None:

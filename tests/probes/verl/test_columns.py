@@ -132,6 +132,7 @@ def test_columns_come_back_as_what_predicts_the_responses() -> None:
     read = readout_of(laid, torch.tensor([[True] * 3, [True, False, True]]))
     assert read.logprobs.shape == (5, TOP_K + 1)
     assert laid.collision is not None
+    assert read.collision is not None
     assert read.collision[-1] == laid.collision[1, 2].double()
 
 
