@@ -320,6 +320,7 @@ def checked_batches(
     seed: int,
     columns: Collection[str],
     *,
+    along: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Iterator[tuple[Batch, Metadata]]:
     """Stream the rows of one seed of one arm, every value checked, with their file's metadata.
@@ -330,6 +331,8 @@ def checked_batches(
         Which rows.
     columns : collection of str
         What to read.
+    along : collection of str
+        What to read besides from the files that have it.
     progress : callable, optional
         Told the number of rows of every block, once it was used.
 
@@ -344,8 +347,9 @@ def checked_batches(
         A row holds an impossible value; names file, row and column.
     """
     for part in dump.files(arm, seed):
-        for batch in part_batches(part, columns=columns, batch_rows=BATCH_ROWS):
-            check_batch(batch, part.metadata, columns)
+        names = list(dict.fromkeys([*columns, *(name for name in along if name in part.columns)]))
+        for batch in part_batches(part, columns=names, batch_rows=BATCH_ROWS):
+            check_batch(batch, part.metadata, names)
             yield batch, part.metadata
             if progress is not None:
                 progress(len(batch))

@@ -12,6 +12,7 @@ class Controls {
     this.most = Math.max(1.5 * header.threshold, largest, 2 * this.least, 0.3);
     this.threshold = header.threshold;
     this.pending = 0;
+    if (!judge.hasBounds) leaveOutBounds(place);
     this.fillIn();
     this.listen();
   }
@@ -125,7 +126,7 @@ class Controls {
     };
     const totals = this.judge.judge(asked);
     drawCounts(this.place, totals, asked);
-    drawSeeds(document.querySelector("[data-seeds]"), totals);
+    drawSeeds(document.querySelector("[data-seeds]"), totals, this.judge.hasBounds);
     this.place.dataset.countMs = (performance.now() - begun).toFixed(1);
     if (refilter) {
       this.recolour(false);

@@ -9,35 +9,50 @@ function drawCounts(place, totals, asked) {
     }
   };
   const putCount = (name, value) => put(name, whole(value), value);
+  const putUndetermined = (name, sum) =>
+    putCount(`${name}-undetermined`, totals.bounded ? sum.undetermined : NaN);
   const putShare = (name, value) => put(name, share(value), value);
   putCount("tokens", totals.tokens);
   for (const set of ["outside", "disagreement"]) {
-    const base = totals[set] ? totals[`${set}Increase`] / totals[set] : NaN;
-    putCount(set, totals[set]);
+    const base = rate(totals[set]);
+    putCount(set, totals[set].tokens);
+    putUndetermined(set, totals[set]);
     putShare(`${set}-base`, base);
     putShare(`${set}-guess`, Math.max(base, 1 - base));
   }
   for (const side of ["criterion", "baseline"]) {
     const sum = totals[side];
     put(`${side}-name`, asked[side]);
-    for (const name of ["kept", "unsafe", "contracting"]) putCount(`${side}-${name}`, sum[name]);
+    putCount(`${side}-kept`, sum.tokens);
+    putUndetermined(side, sum);
+    putCount(`${side}-unsafe`, sum.increase);
+    putCount(`${side}-contracting`, sum.decrease);
     putShare(`${side}-rate`, sum.rate);
     put(`${side}-seeds`, `${sum.seeds} of ${totals.seeds.length}`, sum.seeds);
-    putShare(`${side}-fraction`, sum.contractingFraction);
+    putShare(`${side}-fraction`, rate(sum, "decrease"));
   }
   const { paired } = totals;
   const { lower, tied, higher, seeds } = paired;
   put("paired", `${lower} / ${tied} / ${higher} of ${plural(seeds, "seed")}`, `${lower} ${tied} ${higher}`);
   put("difference", signedShare(paired.difference), paired.difference);
+  place.querySelector("[data-weighted]").hidden = !totals.weighted;
 }
 
-function drawSeeds(body, totals) {
+/* Where no arm has bounds on the error of ΔD, nothing is said of what is undetermined. */
+function leaveOutBounds(place) {
+  for (const spot of place.querySelectorAll("[data-bounds]")) spot.remove();
+  for (const head of place.querySelectorAll('[scope="colgroup"]')) head.colSpan -= 1;
+}
+
+function drawSeeds(body, totals, hasBounds) {
   body.replaceChildren(
     ...totals.seeds.map((seed) => {
-      const cells = [seed.tokens, seed.outside, seed.disagreement];
+      const cells = [seed.tokens, seed.outside.tokens, seed.disagreement.tokens];
       for (const side of ["criterion", "baseline"]) {
-        const { kept, unsafe, contracting } = seed[side];
-        cells.push(kept, unsafe, contracting, share(rate(seed[side])));
+        const { tokens, undetermined, increase, decrease } = seed[side];
+        cells.push(tokens);
+        if (hasBounds) cells.push(totals.bounded ? undetermined : NaN);
+        cells.push(increase, decrease, share(rate(seed[side])));
       }
       return el(
         "tr",

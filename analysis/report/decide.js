@@ -3,6 +3,8 @@
  * Outside: D > δ. Masked: outside by the criterion's own proximity, and Â · direction > 0; what
  * no threshold moves (clip-higher, neighbours' weights) was decided before.
  * In disagreement: outside, and exactly one of criterion and baseline masks. All strictly.
+ * Undetermined: |ΔD| below the bound on its error, decided before too; neither an increase nor
+ * a decrease, and in no rate. In rates a token counts as many times as it stands for.
  */
 
 const OUTSIDE = 1;
@@ -47,15 +49,27 @@ class Judge {
     return this.tokens.columns[`in_loss_${this.asked.arm}`][i] === 1;
   }
 
+  /* Whether bounds on the error of ΔD were recorded in any arm. */
+  get hasBounds() {
+    const { columns, header } = this.tokens;
+    return header.arms.some((_, arm) => `undetermined_${arm}` in columns);
+  }
+
+  isUndetermined(i) {
+    return this.tokens.columns[`undetermined_${this.asked.arm}`]?.[i] === 1;
+  }
+
   /* Mark every token and count: {threshold, criterion, baseline, arm (a number)}. */
   judge(asked) {
     this.asked = asked;
     const { tokens, flags } = this;
-    const { d_pre } = tokens.columns;
+    const { d_pre, weight } = tokens.columns;
+    const undetermined = tokens.columns[`undetermined_${asked.arm}`];
     const delta = tokens.columns[`delta_d_${asked.arm}`];
     const ours = this.rules.get(asked.criterion);
     const theirs = this.rules.get(asked.baseline);
     const seeds = tokens.header.seeds.map(emptySeed);
+    let [least, most] = [Infinity, -Infinity];
     for (let i = 0; i < tokens.count; i++) {
       let mark = 0;
       if (ours.masks(i, asked.threshold)) mark |= CRITERION_MASKS;
@@ -63,65 +77,75 @@ class Judge {
       if (d_pre[i] > asked.threshold) {
         mark |= OUTSIDE;
         const seed = seeds[tokens.seedOf[i]];
-        /* Where there is no ΔD every count that it decides is NaN. */
-        const unknown = Number.isNaN(delta[i]);
-        const increase = unknown ? NaN : Number(delta[i] > 0);
-        seed.outside += 1;
-        seed.outsideIncrease += increase;
+        const change = undetermined?.[i] === 1 ? null : Math.sign(delta[i]);
+        const stands = weight?.[i] ?? 1;
+        least = Math.min(least, stands);
+        most = Math.max(most, stands);
+        count(seed.outside, change, stands);
         const oursMask = (mark & CRITERION_MASKS) !== 0;
         if (oursMask !== ((mark & BASELINE_MASKS) !== 0)) {
           mark |= DISAGREEMENT;
-          seed.disagreement += 1;
-          seed.disagreementIncrease += increase;
-          const keeper = oursMask ? seed.baseline : seed.criterion;
-          keeper.kept += 1;
-          keeper.unsafe += increase;
-          keeper.contracting += unknown ? NaN : Number(delta[i] < 0);
-          if (increase) mark |= oursMask ? BASELINE_UNSAFE : CRITERION_UNSAFE;
+          count(seed.disagreement, change, stands);
+          count(oursMask ? seed.baseline : seed.criterion, change, stands);
+          if (change > 0) mark |= oursMask ? BASELINE_UNSAFE : CRITERION_UNSAFE;
         }
       }
       flags[i] = mark;
     }
-    return summary(seeds);
+    return { ...summary(seeds), bounded: undetermined !== undefined, weighted: least < most };
   }
 }
 
 function emptySeed({ seed, tokens }) {
-  const side = () => ({ kept: 0, unsafe: 0, contracting: 0 });
-  return {
-    seed,
-    tokens,
-    outside: 0,
-    outsideIncrease: 0,
-    disagreement: 0,
-    disagreementIncrease: 0,
-    criterion: side(),
-    baseline: side(),
-  };
+  const [outside, disagreement, criterion, baseline] = Array.from({ length: 4 }, tally);
+  return { seed, tokens, outside, disagreement, criterion, baseline };
 }
 
-function rate({ kept, unsafe }) {
-  return kept ? unsafe / kept : NaN;
+/* Tokens by what the update did to their D; `weights` of the determined ones. */
+function tally() {
+  const weights = { determined: 0, increase: 0, decrease: 0 };
+  return { tokens: 0, undetermined: 0, increase: 0, decrease: 0, weights };
+}
+
+/* By the sign of ΔD, null where undetermined. Where it is NaN, so is every count that it decides. */
+function count(into, change, stands) {
+  into.tokens += 1;
+  if (change === null) {
+    into.undetermined += 1;
+    return;
+  }
+  const unknown = Number.isNaN(change);
+  const increase = unknown ? NaN : Number(change > 0);
+  const decrease = unknown ? NaN : Number(change < 0);
+  into.increase += increase;
+  into.decrease += decrease;
+  into.weights.determined += stands;
+  into.weights.increase += increase * stands;
+  into.weights.decrease += decrease * stands;
+}
+
+function together(tallies) {
+  const sum = tally();
+  for (const each of tallies) {
+    for (const name of ["tokens", "undetermined", "increase", "decrease"]) sum[name] += each[name];
+    for (const name of Object.keys(sum.weights)) sum.weights[name] += each.weights[name];
+  }
+  return sum;
+}
+
+/* Share of the determined tokens that increase, or decrease. */
+function rate({ weights }, change = "increase") {
+  return weights.determined ? weights[change] / weights.determined : NaN;
 }
 
 function summary(seeds) {
-  const sum = (pick) => seeds.reduce((total, seed) => total + pick(seed), 0);
-  const totals = { seeds };
-  for (const name of ["tokens", "outside", "outsideIncrease", "disagreement", "disagreementIncrease"])
-    totals[name] = sum((seed) => seed[name]);
+  const totals = { seeds, tokens: seeds.reduce((total, seed) => total + seed.tokens, 0) };
+  for (const set of ["outside", "disagreement", "criterion", "baseline"])
+    totals[set] = together(seeds.map((seed) => seed[set]));
   for (const side of ["criterion", "baseline"]) {
     const rates = seeds.map((seed) => rate(seed[side])).filter((each) => !Number.isNaN(each));
-    const [kept, unsafe, contracting] = ["kept", "unsafe", "contracting"].map((name) =>
-      sum((seed) => seed[side][name]),
-    );
-    totals[side] = {
-      kept,
-      unsafe,
-      contracting,
-      seeds: rates.length,
-      rate: rates.length ? rates.reduce((a, b) => a + b) / rates.length : NaN,
-      contractingFraction: kept ? contracting / kept : NaN,
-    };
+    totals[side].seeds = rates.length;
+    totals[side].rate = rates.length ? rates.reduce((a, b) => a + b) / rates.length : NaN;
   }
   const pairs = seeds
     .map((seed) => rate(seed.criterion) - rate(seed.baseline))

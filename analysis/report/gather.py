@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from deltad.analysis.counting import checked_batches, columns_for
+from deltad.analysis.counting import NOISE, WEIGHT, checked_batches, columns_for
 from deltad.analysis.engine import Progress
 from deltad.analysis.question import Resolved
 from deltad.direction import TAILS
@@ -30,6 +30,9 @@ Columns = dict[str, NDArray[Any]]
 
 KEYS: Final = ("step", "group", "sequence", "position", "token_id")
 _ORDER: Final = ("position", "sequence", "step", "seed_index")  # last is first, for np.lexsort
+UNBOUNDED: Final = 2
+"""Stands in `undetermined` for a token of whose ΔD no bound is known."""
+
 _TINY: Final = float(np.finfo(np.float32).smallest_subnormal)
 
 
@@ -156,16 +159,20 @@ def arm_rows(
     -------
     dict of str to ndarray
         Columns of equal length. D, Ḋ and ΔD are NaN where a row has no vectors; ΔD and the
-        policy after the update also where that was not read.
+        policy after the update also where that was not read. `undetermined` is 1 where |ΔD| is
+        below the bound on its error, 0 where it is not, 2 where there is no ΔD or no bound.
     """
     columns = [*KEYS, "in_loss", *columns_for(post="post" in dump.readings(arm))]
     if main:
         present = dump.optional_columns(arm)
         columns += [name for name in ("token", "pre_entropy", "post_entropy") if name in present]
         columns += [column for rule in rules for column in rule.decider.columns]
+    along = [NOISE, *([WEIGHT] if main else [])]
     blocks: list[Columns] = []
     for index, seed in enumerate(seeds):
-        for batch, metadata in checked_batches(dump, arm, seed, columns, progress=progress):
+        for batch, metadata in checked_batches(
+            dump, arm, seed, columns, along=along, progress=progress
+        ):
             block = _block(batch, metadata, resolved, rules if main else (), main=main)
             block["seed_index"] = np.full(len(batch), index, dtype=np.int32)
             if above is not None:
@@ -193,9 +200,11 @@ def _block(
     after = batch_tokens(batch, metadata, post=True) if known.any() and not unread else None
     d_post = _filled([(after, known)], lambda each: each.divergence(divergence))
     block["delta_d"] = d_post - block["d_pre"]
+    block["undetermined"] = _undetermined(batch, block["delta_d"])
     if not main:
         return block
     block["vectors"] = known
+    block[WEIGHT] = batch[WEIGHT] if WEIGHT in batch.columns else np.ones(len(batch), np.float32)
     copied = ("advantage", "behavior_logprob", "pre_logprob", "post_logprob", *VECTORS)
     block.update({name: batch[name] for name in copied if name in batch.columns})
     if unread:
@@ -220,6 +229,16 @@ def _block(
         if rule.direction not in ("", "r_minus_1", shown):
             block[rule.direction] = _signed32(block[rule.direction])
     return block
+
+
+def _undetermined(batch: Batch, delta_d: NDArray[np.float64]) -> NDArray[np.uint8]:
+    """Whether |ΔD| is below the bound on its error, or that this is not known."""
+    if NOISE not in batch.columns:
+        return np.full(len(batch), UNBOUNDED, dtype=np.uint8)
+    noise = batch[NOISE]
+    with np.errstate(invalid="ignore"):
+        below = np.abs(delta_d) < noise
+    return np.where(np.isnan(delta_d) | np.isnan(noise), UNBOUNDED, below).astype(np.uint8)
 
 
 def _decisive(

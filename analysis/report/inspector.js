@@ -63,6 +63,7 @@ class Inspector {
     if (flags & DISAGREEMENT) said.push("in disagreement");
     if (flags & CRITERION_UNSAFE) said.push(`▲ unsafe keep of ${criterion}`);
     if (flags & BASELINE_UNSAFE) said.push(`△ unsafe keep of ${baseline}`);
+    if (this.judge.isUndetermined(i)) said.push("ΔD below the bound on its error");
     said.push(this.judge.inLoss(i) ? "in the applied loss" : "not in the applied loss");
     return el("div", { class: "badges" }, ...said.map((text) => el("span", {}, text)));
   }

@@ -35,6 +35,7 @@ function describe(list, span, i) {
   if (flags[i] & DISAGREEMENT) marks.push("in disagreement");
   if (flags[i] & CRITERION_UNSAFE) marks.push(`unsafe keep of ${asked.criterion}`);
   if (flags[i] & BASELINE_UNSAFE) marks.push(`unsafe keep of ${asked.baseline}`);
+  if (list.judge.isUndetermined(i)) marks.push("ΔD undetermined");
   const d = written(list.tokens.columns.d_pre[i]);
   span.setAttribute("aria-label", [list.tokens.shown(i), `D ${d}`, ...marks].join(", "));
 }

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from deltad.analysis.engine import Progress
 from deltad.analysis.question import Question, QuestionError, Resolved
@@ -18,7 +17,15 @@ from deltad.masks import Criterion
 
 from .details import Details, details_of
 from .encode import QUANTUM, TYPES, encode, quantised
-from .gather import Columns, Rule, arm_rows, main_direction, pre_divergences, rules_for
+from .gather import (
+    UNBOUNDED,
+    Columns,
+    Rule,
+    arm_rows,
+    main_direction,
+    pre_divergences,
+    rules_for,
+)  # fmt: skip
 from .scope import chosen_seeds, floor_for, floor_reason, same_tokens, shown_arms, stored_floor
 
 if TYPE_CHECKING:
@@ -103,7 +110,7 @@ def build_payload(
     arms, left_out = shown_arms(dump, arm, chosen)
     rules = rules_for(dump, arm, resolved.question.divergence)
     rows = arm_rows(dump, arm, chosen, resolved, rules, main=True, above=above, progress=progress)
-    deltas, in_loss = {}, {}
+    judged: dict[str, Columns] = {}
     for other in arms:
         theirs = rows
         if other != arm:
@@ -113,10 +120,9 @@ def build_payload(
             if not same_tokens(rows, theirs):
                 left_out[other] = "its tokens are not those of the other arms"
                 continue
-        deltas[other] = theirs.get("delta_d", np.empty(0))
-        in_loss[other] = theirs.get("in_loss", np.empty(0, dtype=np.bool_))
+        judged[other] = theirs
     rules = [rule for rule in rules if _decides(rule, rows, resolved)]
-    columns = _columns(rows, rules, resolved, list(deltas.values()), list(in_loss.values()))
+    columns = _columns(rows, rules, resolved, list(judged.values()))
     header: dict[str, Any] = {
         "format": 1,
         **_asked(resolved, floor),
@@ -124,7 +130,7 @@ def build_payload(
         "floor": floor,
         "floor_reason": floor_reason(dump, arm, floor, least_stored),
         "arm": arm,
-        "arms": list(deltas),
+        "arms": list(judged),
         "left_out": left_out,
         "criteria": [_criterion(rule) for rule in rules],
         "seeds": [{"seed": seed, "tokens": dump.rows_seen(arm, seed)} for seed in chosen],
@@ -151,10 +157,9 @@ def _columns(
     rows: Columns,
     rules: Sequence[Rule],
     resolved: Resolved,
-    deltas: Sequence[NDArray[Any]],
-    in_loss: Sequence[NDArray[Any]],
+    judged: Sequence[Columns],
 ) -> Columns:
-    """The columns of the page, but for texts and details."""
+    """The columns of the page, but for texts and details; the rows of every arm as `judged`."""
     if not rows:
         decisive = ("d_pre", "r_minus_1", *_decisive(rules, resolved))
         rows = {name: np.empty(0, "u1" if "masked" in name else "f8") for name in decisive}
@@ -178,9 +183,15 @@ def _columns(
         columns[name] = rows[name]
     if "d_dot_local" in rows:
         columns["d_dot_local"] = rows["d_dot_local"]
-    for index, (delta, inside) in enumerate(zip(deltas, in_loss, strict=True)):
-        columns[f"delta_d_{index}"] = delta
-        columns[f"in_loss_{index}"] = inside.astype(np.uint8)
+    for index, theirs in enumerate(judged):
+        columns[f"delta_d_{index}"] = theirs.get("delta_d", np.empty(0))
+        columns[f"in_loss_{index}"] = theirs.get("in_loss", np.empty(0)).astype(np.uint8)
+        undetermined = theirs.get("undetermined", np.empty(0))
+        if (undetermined != UNBOUNDED).any():
+            columns[f"undetermined_{index}"] = undetermined
+    weight = rows.get("weight", np.empty(0))
+    if (weight[1:] != weight[:-1]).any():
+        columns["weight"] = weight
     for names, sign in ((_LOGPROBS, -1), (_ENTROPIES, 1)):
         for name in names:
             if name in rows:
