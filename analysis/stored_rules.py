@@ -100,10 +100,11 @@ def _check_pair(path: Path, pair: Pair, asked: Pair, *, disagreement_only: bool)
     )
     if not disagreement_only:
         raise QuestionError(
-            f"{where}, and this needs every token outside: record with keep='outside'"
+            f"{where}, and this needs every token outside: record those, with "
+            "`--store outside` or keep='outside'"
         )
     if not pair.answers(asked):
         raise QuestionError(
             f"{where}, and the question is about {asked.criterion} and {asked.baseline} at "
-            f"{asked.divergence} {asked.threshold:g}: ask about that pair, or record more tokens"
+            f"{asked.divergence} {asked.threshold:g}: ask that pair there, or record more"
         )

@@ -280,7 +280,9 @@ def _footer(table: RateTable) -> str:
 def _undetermined(table: RateTable) -> str:
     """How many tokens have a ΔD below the bound on its error, or that none is known."""
     base = table.disagreement
-    if not base.tokens or not table.bounded:
+    if not base.tokens:
+        return "Undetermined: none, for no token is in disagreement."
+    if not table.bounded:
         return "Undetermined: not known, for no bound on the error of ΔD was recorded."
     words = (
         f"Undetermined: {base.undetermined} of {count(base.tokens, 'disagreement token')} have a "

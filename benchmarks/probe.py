@@ -169,6 +169,7 @@ class _Bench:
         self._ids, self._tokens = self._batch(shape.response)
         self._few = self._batch(8)
         self.notes: dict[str, str] = {}
+        self._recorded = 0
         self._probes = {
             "all": self._probe(),
             "outside": self._probe(keep="outside"),
@@ -182,7 +183,7 @@ class _Bench:
             if probe.selection.keep != "all"
         }
         for name, placed in self._placed.items():
-            self._probes[name]._reader._selection = placed
+            self._probes[name]._reader._cutter._selection = placed
         self._clocks = {name: _attach(probe) for name, probe in self._probes.items()}
         # What every probe tries once, and the optimizer's state, on a batch that is soon done.
         for name in self._probes:
@@ -200,7 +201,11 @@ class _Bench:
         added = self._clocks["all"]["probe"].take()
         found |= {"step": whole - added, "P2": added, "P1 hidden": before}
         for name, row in (("outside", "P3"), ("shared", "P3 shared")):
+            self._recorded = 0
             _, before = self._step(name)
+            drawn = self._placed[name].mask
+            if drawn is None or self._recorded != int(drawn.sum()):
+                raise RuntimeError(f"{row} recorded {self._recorded} tokens, not those drawn")
             found[row] = self._clocks[name]["probe"].take()
             if name == "outside":
                 found["P1 logits"] = before
@@ -289,7 +294,10 @@ class _Bench:
         """A probe whose rows are dropped."""
         from deltad.probes import UpdateProbe
 
-        return UpdateProbe(self._model, self._optimizer, lambda arm, rows: None, **options)
+        def record(arm: str, rows: Any) -> None:
+            self._recorded += len(rows["step"])
+
+        return UpdateProbe(self._model, self._optimizer, record, **options)
 
 
 def _attach(probe: Any) -> dict[str, _Clock]:

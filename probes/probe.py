@@ -63,8 +63,8 @@ class UpdateProbe:
         Which tokens are read after the step and recorded, by what the dump will hold of them:
         all, those with D before the step above `threshold`, above `near`, or those outside that
         exactly one of `criterion` and `baseline` keeps. Sequences without any are left out of
-        the forward after the step, the others end with their last one. Give the dump's metadata
-        `stored=probe.stored_metadata`.
+        the forward after the step, the others end with their last one. A `Recorder` writes the
+        rule into the dump's metadata, another `record` must: `stored=probe.stored_metadata`.
     threshold, divergence, near, criterion, baseline
         Of `keep`; see `deltad.probes.selection.Selection`.
     every : int
@@ -244,6 +244,8 @@ class UpdateProbe:
         self._part = self._sharding.part()
         if isinstance(record, Recorder) and self._part is not None:
             record.settle(self._part)
+        if isinstance(record, Recorder):
+            record.select(self.selection.stored, self.selection.sampling)
         self._pending: list[MicroBatch] = []
         self._awaited: MicroBatch | None = None
         self._handles: list[RemovableHandle] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self, get_args
@@ -90,12 +90,18 @@ class Recorder:
         self._rank = rank
         self._ranks = ranks
         self._part: Part | None = None
+        self._stored: Mapping[str, Any] = {"rule": "all"}
+        self._sampling: Mapping[str, Any] | None = None
         self._metadata_for = metadata_for
         self._options: dict[str, Any] = {"discard_on_error": True, **options}
 
     def settle(self, part: Part) -> None:
         """Take the place that the probe found for this process, where none was given."""
         self._part = part
+
+    def select(self, stored: Mapping[str, Any], sampling: Mapping[str, Any] | None) -> None:
+        """Take what the probe keeps: `stored` and `sampling` of metadata that do not say so."""
+        self._stored, self._sampling = stored, sampling
 
     def __call__(self, arm: str, rows: Rows) -> None:
         """Append the rows of one micro-batch."""
@@ -112,6 +118,10 @@ class Recorder:
             rank, ranks = self._place()
             if ranks is not None and metadata.ranks is None:
                 metadata = dataclasses.replace(metadata, ranks=ranks)
+            if metadata.stored["rule"] == "all":
+                metadata = dataclasses.replace(metadata, stored=self._stored)
+            if metadata.sampling is None:
+                metadata = dataclasses.replace(metadata, sampling=self._sampling)
             self.writers[arm] = self._kind(
                 self._run,
                 arm=arm,

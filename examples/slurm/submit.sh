@@ -9,6 +9,6 @@ table=${3:?file of the table}
 shift 3
 here=$(cd "$(dirname "$0")" && pwd)
 folder=$(mktemp -d "$PWD/partials-XXXXXX")  # where all machines see it
-array=$(sbatch --parsable --array="1-$tasks" "$here/table.sbatch" "$run" "$folder" "$@")
+array=$(sbatch --parsable --array="1-$tasks" "$here/table.sbatch" "$run" "$folder" "$tasks" "$@")
 merge=$(sbatch --parsable --dependency="afterok:$array" "$here/merge.sbatch" "$folder" "$table")
 echo "job $array counts $run, job $merge writes $table"

@@ -551,8 +551,7 @@ def test_a_dump_of_disagreement_tokens_says_how_many_were_outside(tmp_path: Path
             top_k=5,
             vocab_size=VOCAB,
             readout=probe.readout_metadata,
-            stored=probe.stored_metadata,
-            sampling=probe.sampling_metadata,
+            # The recorder takes `stored` and `sampling` from the probe.
         )
 
     recorder = Recorder(tmp_path, seed=0, metadata_for=describe)
@@ -564,6 +563,7 @@ def test_a_dump_of_disagreement_tokens_says_how_many_were_outside(tmp_path: Path
     whole, _, _ = recorded("llama", grouped, {"sequences": 0.8}, steps=4)
     outside = sum(divergence(row, "pre") > 0.02 for row in by_token(whole).values())
     assert found["stored"]["outside"] == outside
+    assert found["sampling"] == probe.sampling_metadata
     assert found["rows_seen"] == len(by_token(whole))
     assert 0 < pq.read_metadata(path).num_rows < outside
     assert not list(check_dump(tmp_path))
