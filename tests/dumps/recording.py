@@ -87,4 +87,6 @@ def resume(run: Path, seeds: int) -> None:
 
 def contents(run: Path) -> dict[str, bytes]:
     """Every file of a dump, byte for byte, by its path in RUN."""
-    return {str(path.relative_to(run)): path.read_bytes() for path in run.glob("arm=*/**/*.parquet")}
+    return {
+        str(path.relative_to(run)): path.read_bytes() for path in run.glob("arm=*/**/*.parquet")
+    }
