@@ -21,7 +21,7 @@ def merge(
     partials: Annotated[
         list[Path],
         typer.Argument(
-            metavar="PARTIAL…",
+            metavar="PARTIAL",
             help="What `deltad table RUN --share I/N -o PARTIAL` wrote, all N shares.",
             show_default=False,
             parser=as_place,
