@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from deltad.probes.noise import delta_d_noise
-from deltad.probes.readout import Product, Readout, readout
+from deltad.probes.readout import Readout, readout
 from deltad.probes.recipes import RecipeError
 
 from .anchors import ANCHORS, float64_head
+from .heads import arithmetic
 from .real_step import STEP, RealStep, real_step
 from .row import Row, asked, missing
 
@@ -118,11 +119,10 @@ class Noise:
     wrong: float
 
 
-def ours(step: RealStep, product: Product | None = None) -> tuple[Readout, Readout]:
+def ours(step: RealStep) -> tuple[Readout, Readout]:
     """The readout before and after a step."""
     before, after = (
-        readout(hidden, weight, step.ids, product=product)
-        for hidden, weight in (step.before, step.after)
+        readout(hidden, weight, step.ids) for hidden, weight in (step.before, step.after)
     )
     return before, after
 
@@ -171,14 +171,13 @@ def rows(prefixes: tuple[str, ...], quick: bool) -> Iterator[Row]:
         figure=outside,
         unit="tokens",
         at_least=True,
-        note=f"of {len(changes)}; |ΔD| median {np.median(changes):.1e}, where D > δ "
-        f"{np.median(changes[truth.outside]):.1e}",
+        note=f"{arithmetic(torch.bfloat16)}; of {len(changes)}; |ΔD| median "
+        f"{np.median(changes):.1e}, where D > δ {np.median(changes[truth.outside]):.1e}",
     )
     read = ours(step)
     found = truth.accuracy(read[0].logprobs, read[1].logprobs)
     yield from _of_readout(found)
     yield _of_noise(truth, noise(truth, *read))
-    yield _of_rounded(truth)
     yield _of_anchors(truth)
 
 
@@ -203,26 +202,6 @@ def _of_readout(found: Accuracy) -> Iterator[Row]:
         yield Row(
             id=f"R6 bf16 {name}", what=f"{what}, {against}", limit=limit, figure=figure, unit="nats"
         )
-
-
-def _of_rounded(truth: Truth) -> Row:
-    """The form of the readout that a processor with bf16 products takes by default."""
-    read = ours(truth.step, "rounded")
-    found = truth.accuracy(read[0].logprobs, read[1].logprobs)
-    bound = noise(truth, *read)
-    return Row(
-        id="R6 bf16 rounded tiles",
-        what="sign(ΔD) as by the float64 head, D > δ, with tiles in bf16 after the pivot, as "
-        "processors that multiply bf16 make them",
-        limit=99.5,
-        figure=100 * found.same_sign,
-        unit="%",
-        at_least=True,
-        note=f"{found}; |D error| {found.d_error:.1e} of all tokens, {found.d_error_outside:.1e} "
-        f"where D > δ; undetermined {100 * bound.undetermined_outside:.2f} % where D > δ, "
-        f"{100 * bound.undetermined:.1f} % of all; errors within the bound "
-        f"{100 * bound.covered:.2f} %",
-    )
 
 
 def _of_noise(truth: Truth, found: Noise) -> Row:

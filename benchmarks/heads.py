@@ -9,6 +9,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from deltad.probes.readout.precision import multiplies_bfloat16
+
 IDS: Final = 21
 """K + 1: the behavior policy's 20 likeliest ids and the sampled token."""
 
@@ -66,3 +68,11 @@ class Inputs:
     def of_tokens(self, tokens: int) -> Inputs:
         """The first tokens alone."""
         return Inputs(self.hidden[:tokens], self.weight, self.ids[:tokens])
+
+
+def arithmetic(dtype: torch.dtype) -> str:
+    """By which arithmetic this processor multiplies a readout's inputs of a dtype."""
+    if dtype == torch.bfloat16 and multiplies_bfloat16():
+        amx = getattr(torch.cpu, "_is_amx_tile_supported", bool)()
+        return f"bf16 arithmetic ({'AMX' if amx else 'AVX512-BF16'})"
+    return f"float32 arithmetic ({torch.backends.cpu.get_cpu_capability()})"

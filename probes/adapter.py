@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from .errors import ProbeError
+from .readout import exact_products
 
 _REFUSED = (
     "the head carries an adapter whose share of the logits is not known ({}): leave the head out "
@@ -35,7 +35,9 @@ def base_of(head: nn.Module) -> nn.Module:
     return base
 
 
-def low_rank(head: nn.Module, hidden: Tensor) -> list[tuple[Tensor, Tensor]]:
+def low_rank(
+    head: nn.Module, hidden: Tensor, *, exclusive: bool | None = None
+) -> list[tuple[Tensor, Tensor]]:
     """What the active adapters of a head add, as factors: the logits gain B x for each.
 
     Parameters
@@ -44,6 +46,8 @@ def low_rank(head: nn.Module, hidden: Tensor) -> list[tuple[Tensor, Tensor]]:
         One that `base_of` takes.
     hidden : Tensor, shape (token, hidden)
         What enters the head.
+    exclusive : bool, optional
+        As in `readout.exact_products`.
 
     Returns
     -------
@@ -60,9 +64,8 @@ def low_rank(head: nn.Module, hidden: Tensor) -> list[tuple[Tensor, Tensor]]:
             down, up = adapted.lora_A[name].weight, adapted.lora_B[name].weight
             if hasattr(down, "device_mesh") or hasattr(up, "device_mesh"):
                 raise ProbeError(_REFUSED.format("its weights are sharded"))
-            wide = torch.promote_types(hidden.dtype, down.dtype)
-            wide = torch.promote_types(wide, torch.float32)
-            x = hidden.to(wide) @ down.to(wide).t()
+            with exact_products(hidden, down, exclusive=exclusive) as wide:
+                x = hidden.to(wide) @ down.to(wide).t()
             pairs.append((x * adapted.scaling[name], up))
     return pairs
 

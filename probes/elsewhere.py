@@ -8,6 +8,7 @@ checkpointed activations too, happens within that time.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Mapping
@@ -24,7 +25,7 @@ from .errors import ProbeError
 from .forward import again
 from .head import Head
 from .microbatch import MicroBatch
-from .readout import full_precision
+from .readout import exact_products
 from .replay import attention_kernels
 
 T = TypeVar("T")
@@ -174,10 +175,11 @@ class Elsewhere:
         """
         head = self._head
         weight, bias = head.weight, head.bias
-        dtype = torch.promote_types(torch.promote_types(hidden.dtype, weight.dtype), torch.float32)
-        with full_precision(hidden.device):
+        low_rank = head.low_rank(hidden)
+        operands = (hidden, weight, *itertools.chain.from_iterable(low_rank))
+        with exact_products(*operands, exclusive=head.exclusive) as dtype:
             logits = hidden.to(dtype) @ weight.to(dtype).t()
-            for low, high in head.low_rank(hidden):
+            for low, high in low_rank:
                 logits = logits + low.to(dtype) @ high.to(dtype).t()
             if bias is not None:
                 logits = logits + bias.to(dtype)

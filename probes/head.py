@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from .adapter import base_of, low_rank
 from .errors import ProbeError
-from .readout import Readout, read_logits, readout
+from .readout import Readout, is_exclusive, read_logits, readout
 from .sharded.tensors import local_rows, whole
 from .sharded.vocab import VocabShard
 
@@ -43,6 +44,7 @@ class Head:
     scale: float = 1.0
     softcap: float | None = None
     group: Any = None
+    _shared: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -119,6 +121,17 @@ class Head:
         bias: Tensor | None = getattr(base_of(self.module), "bias", None)
         return None if bias is None else local_rows(bias)
 
+    @property
+    def exclusive(self) -> bool:
+        """Whether no thread that could multiply has been seen next to this one; see `readout`.
+
+        One is enough for good: *pre* and *post* must come from the same arithmetic to be
+        comparable bit for bit.
+        """
+        if not is_exclusive():
+            self._shared.set()
+        return not self._shared.is_set()
+
     def all_rows(self) -> int:
         """Rows of the whole head; a collective where only the ranks together know them."""
         weight = self._weight()
@@ -141,7 +154,7 @@ class Head:
 
     def low_rank(self, hidden: Tensor) -> list[tuple[Tensor, Tensor]]:
         """What adapters of the head add to the logits; see `adapter.low_rank`."""
-        return low_rank(self.module, hidden)
+        return low_rank(self.module, hidden, exclusive=self.exclusive)
 
     def _weight(self) -> Tensor:
         """W as the module holds it."""
@@ -242,6 +255,7 @@ class Head:
             "scale": self.scale,
             "softcap": self.softcap,
             "low_rank": self.low_rank(hidden),
+            "exclusive": self.exclusive,
         }
 
     def own_logits(self, logits: Tensor, rows: Tensor) -> Tensor:

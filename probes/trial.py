@@ -143,8 +143,9 @@ def _allowed(dtypes: set[torch.dtype]) -> float:
         return _ALLOWED["half"]
     if all(each == torch.float64 for each in floating):
         return _ALLOWED["double"]
-    backend: Any = torch.backends.cuda.matmul
-    if torch.get_float32_matmul_precision() != "highest" or backend.allow_tf32:
+    mkldnn: Any = torch.backends.mkldnn  # its stubs leave `matmul` out
+    switches = (mkldnn.matmul, torch.backends.cuda.matmul)
+    if any(each.fp32_precision in ("tf32", "bf16") for each in switches):
         return _ALLOWED_TF32
     return _ALLOWED["single"]
 

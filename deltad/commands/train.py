@@ -194,7 +194,7 @@ def _watching(run: Path, watch: bool) -> Iterator[None]:
                 live.update(StepTable.from_files(files, width=console.width).text(), refresh=True)
 
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
-        thread = threading.Thread(target=look, args=(live,), daemon=True)
+        thread = threading.Thread(target=look, args=(live,), name="deltad watches", daemon=True)
         thread.start()
         try:
             yield

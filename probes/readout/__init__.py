@@ -5,16 +5,15 @@ held against and fall back on.
 """
 
 from .pivoted import read_logits, readout
-from .precision import PRODUCTS, Product, full_precision
+from .precision import exact_products, is_exclusive
 from .reference import reference_readout
 from .result import Readout, ReadoutError
 
 __all__ = [
-    "PRODUCTS",
-    "Product",
     "Readout",
     "ReadoutError",
-    "full_precision",
+    "exact_products",
+    "is_exclusive",
     "read_logits",
     "readout",
     "reference_readout",

@@ -22,9 +22,6 @@ from .tail import first_of_each, tail_sums
 _MANY: Final = 512
 """Beyond so many ids a token they are read from tiles, as their rows of W would fill the memory."""
 
-_LOW: Final = 32.0
-"""Tail over what the ids hold, beyond which rounding after the pivot is not small any more."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
@@ -36,6 +33,8 @@ class Reading:
     token_chunk: int
     vocab_chunk: int
     workers: int
+    exclusive: bool | None
+    fused: bool
     collision: bool = dataclasses.field(kw_only=True)
     entropy: bool = dataclasses.field(kw_only=True)
 
@@ -47,7 +46,7 @@ class Reading:
         local = self.ids if self.shard is None else self.ids - self.shard.first
         here = (self.ids >= 0) & (local >= 0) & (local < vocab)
         local = torch.where(here, local, -1)
-        if self.head.product == "fused":
+        if self.fused:
             token_chunk = max(1, len(local))
         parts = [
             slice(start, min(start + token_chunk, len(local)))
@@ -59,7 +58,7 @@ class Reading:
                 z, spread = self.shard.highest(z, spread, self.ids)
             usable = torch.where(z.isfinite(), z, -torch.inf)
             highest = usable.amax(1) if z.shape[1] else usable.new_full((len(z),), -torch.inf)
-            pivot = source.pivot(torch.where(highest.isfinite(), highest, 0.0))
+            pivot = torch.where(highest.isfinite(), highest, 0.0).to(source.dtype).double()
             sums = each(lambda part: self._tail(source, part, local[part], pivot[part]), parts)
         tail = torch.cat(sums, 1) if sums else pivot.new_zeros(3, 0)
         if self.shard is not None:
@@ -68,7 +67,7 @@ class Reading:
 
     def _dots(self, part: slice, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Logits at the ids that are here, and their spread."""
-        if self.head.product == "fused":
+        if self.fused:
             return fused_dots(self.head, part, ids)
         return self.head.at_ids(part, ids)
 
@@ -76,7 +75,7 @@ class Reading:
         self, source: Logits | GivenLogits, part: slice, ids: Tensor, pivot: Tensor
     ) -> Tensor:
         """Sums over all other ids that are here."""
-        if self.head.product == "fused":
+        if self.fused:
             return fused_sums(
                 self.head, part, ids, pivot, collision=self.collision, entropy=self.entropy
             )
@@ -118,8 +117,6 @@ class Reading:
             error=rounding.error(z, spread, pivot, tail[0], tail[1] if self.collision else None),
         )
         wrong = ~known | ~tail.isfinite().all(0)
-        if rounding.after_pivot:
-            wrong |= tail[0] > _LOW * listed
         if not bool(wrong.any()):
             return found
         rows = wrong.nonzero()[:, 0]
@@ -143,6 +140,7 @@ class Reading:
             vocab_chunk=self.vocab_chunk,
             low_rank=[(low[rows], high) for low, high in head.low_rank],
             shard=self.shard,
+            exclusive=self.exclusive,
         )
 
     def _wanted(self, read: Readout) -> Readout:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .precision import Product
-
 # Elements of gathered rows of W at a time: what a core's cache holds, and a GPU's.
 _GATHERED = 1 << 19
 _GATHERED_CUDA = 1 << 23
@@ -60,8 +58,6 @@ class Logits:
         What the model does to W h + b.
     dtype : torch.dtype
         Of tiles, float32 or float64.
-    product : Product
-        How tiles are made.
     """
 
     hidden: Tensor
@@ -70,12 +66,18 @@ class Logits:
     low_rank: Sequence[tuple[Tensor, Tensor]]
     transform: Transform
     dtype: torch.dtype
-    product: Product
 
     @property
     def vocab(self) -> int:
         """Number of ids here."""
         return self.weight.shape[0]
+
+    @property
+    def widens(self) -> bool:
+        """Whether CUDA multiplies half precision as it is and writes the sums as float32."""
+        dtypes = {self.hidden.dtype, self.weight.dtype}
+        half = dtypes in ({torch.bfloat16}, {torch.float16})
+        return half and self.hidden.is_cuda and torch.version.hip is None
 
     def at_ids(self, part: slice, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Exact dots: W h at single ids, by multiplying the rows of W out.
@@ -115,19 +117,6 @@ class Logits:
             raw += self.bias[rows].double()
         return torch.where(here, self.transform(raw), torch.nan), spread.sqrt()
 
-    def pivot(self, highest: Tensor) -> Tensor:
-        """Next number to `highest` that a tile can be made with, in float64.
-
-        Parameters
-        ----------
-        highest : Tensor of float64, shape (token,)
-            Logits at the temperature.
-        """
-        if self.product == "rounded":
-            factor = self.transform.factor
-            return (highest / factor).bfloat16().double() * factor
-        return highest.to(self.dtype).double()
-
     def tiles(self, part: slice, pivot: Tensor, width: int) -> Iterator[tuple[int, Tensor]]:
         """Logits less the pivot, a tile at a time.
 
@@ -136,7 +125,7 @@ class Logits:
         part : slice
             Which tokens.
         pivot : Tensor of float64, shape (token,)
-            Of these tokens, as `pivot` gives it.
+            Of these tokens, a number of the tiles' dtype.
         width : int
             Ids of a tile.
 
@@ -153,11 +142,8 @@ class Logits:
         room = torch.empty(tokens * width, dtype=dtype, device=device)
         x = self.hidden[part]
         taken = pivot[:, None].to(dtype)
-        rounded = converted = None
-        if self.product == "rounded":
-            rounded = torch.empty(tokens * width, dtype=x.dtype, device=device)
-            taken = (pivot[:, None] / self.transform.factor).to(x.dtype)
-        elif self.product == "converted":
+        converted = None
+        if not self.widens:
             x = x.to(dtype)
             if self.weight.dtype != dtype:
                 converted = torch.empty(width, deep, dtype=dtype, device=device)
@@ -166,21 +152,16 @@ class Logits:
             shape = (tokens, ids.stop - first)
             tile = room[: shape[0] * shape[1]].view(shape)
             rows = self.weight[ids]
-            if rounded is not None:
-                half = rounded[: tile.numel()].view(shape)
-                half.copy_(-taken).addmm_(x, rows.t())
-                self.transform(tile.copy_(half))
-            else:
-                if converted is not None:
-                    rows = converted[: shape[1]].copy_(rows)
-                self._fill(tile, x, rows, part, ids, taken)
+            if converted is not None:
+                rows = converted[: shape[1]].copy_(rows)
+            self._fill(tile, x, rows, part, ids, taken)
             yield first, tile
 
     def _fill(
         self, tile: Tensor, x: Tensor, rows: Tensor, part: slice, ids: slice, pivot: Tensor
     ) -> None:
         """Make one tile in its own dtype."""
-        linear = self.transform.softcap is None and self.product == "converted"
+        linear = self.transform.softcap is None and not self.widens
         factor = self.transform.factor if linear else 1.0
         bias = None if self.bias is None else self.bias[ids].to(tile.dtype)
         if linear:
@@ -190,7 +171,7 @@ class Logits:
             else:
                 torch.sub(bias * factor, pivot, out=tile)
             tile.addmm_(x, rows.t(), alpha=factor)
-        elif self.product == "widened":
+        elif self.widens:
             torch.mm(x, rows.t(), tile.dtype, out=tile)
         else:
             torch.mm(x, rows.t(), out=tile)
@@ -227,10 +208,6 @@ class GivenLogits:
     def vocab(self) -> int:
         """Number of ids."""
         return self.values.shape[1]
-
-    def pivot(self, highest: Tensor) -> Tensor:
-        """As `Logits.pivot`."""
-        return highest.to(self.dtype).double()
 
     def tiles(self, part: slice, pivot: Tensor, width: int) -> Iterator[tuple[int, Tensor]]:
         """As `Logits.tiles`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Final
 
@@ -15,7 +16,7 @@ from deltad.probes.triton import supports
 from .assembly import Reading
 from .checks import check_options, check_shapes
 from .logits import GivenLogits, Logits, Transform
-from .precision import Product, full_precision, product_of, wide_dtype
+from .precision import exact_products
 from .result import Readout
 from .rounding import Rounding
 
@@ -40,7 +41,8 @@ def readout(
     collision: bool = True,
     entropy: bool = False,
     workers: int = 1,
-    product: Product | None = None,
+    exclusive: bool | None = None,
+    fused: bool = False,
 ) -> Readout:
     r"""Log-probs at given ids, logsumexp and collision of softmax(z / T), from hidden states.
 
@@ -83,8 +85,14 @@ def readout(
         them, where torch's own threads wait for each other in small tiles; on a quiet machine
         they do as well, for fewer tokens than `workers` tiles it does nothing, and on a GPU there
         is nothing to gain.
-    product : {"converted", "rounded", "widened", "fused"}, optional
-        How tiles are made; by default what the device does best, see `precision.product_of`.
+    exclusive : bool, optional
+        Whether no other thread of the process multiplies tensors meanwhile, by default found out
+        from the threads that Python knows of. Then a CPU with bfloat16 arithmetic multiplies
+        bfloat16 inputs by it, exactly and in less than half of the time; the setting for that is
+        one for the whole process. Results differ by float32 rounding.
+    fused : bool
+        Take the Triton kernels of `deltad.probes.triton`, which keep no tile in memory. On CUDA;
+        not measured on a GPU yet, so never taken by default.
 
     Returns
     -------
@@ -94,8 +102,8 @@ def readout(
     Raises
     ------
     ProbeError
-        Shapes that do not match, an id that the head has no row for, or an option that is not
-        positive or cannot be had.
+        Shapes that do not match, an id that the head has no row for, an option that is not
+        positive, or `fused` where the kernels cannot take these tensors.
 
     Notes
     -----
@@ -108,9 +116,9 @@ def readout(
 
     where the last sum and everything after it is float64. So the log-probs at the ids, whose
     mass is most of it, carry no rounding of tiles at all, no log-prob can exceed 0, and one pass
-    suffices without a running maximum. Where S misses the mode by so much that e^(z−m) overflows
-    or, with "rounded" products, that rounding is no longer small, the token is read again by
-    `reference_readout`.
+    suffices without a running maximum. Where S misses the mode by so much that e^(z−m) overflows,
+    the token is read again by `reference_readout`. Inputs of half precision are multiplied
+    exactly and summed in float32, whatever precision the process has set for float32 products.
 
     Examples
     --------
@@ -126,22 +134,31 @@ def readout(
     rows = head_weight.shape[0] if shard is None else shard.total
     check_shapes(hidden, head_weight, ids, rows, bias)
     check_options(softcap, temperature, token_chunk, vocab_chunk, scale=scale, workers=workers)
-    plain = bias is None and softcap is None and not low_rank
-    fusable = supports(hidden, head_weight, ids, low_rank=low_rank)
-    logits = Logits(
-        hidden,
-        head_weight,
-        bias,
-        low_rank,
-        Transform(scale, softcap, temperature),
-        wide_dtype(hidden, head_weight),
-        product_of(hidden, head_weight, plain=plain, fusable=fusable, asked=product),
-    )
-    reading = Reading(
-        logits, ids, shard, token_chunk, vocab_chunk, workers, collision=collision, entropy=entropy
-    )
-    with full_precision(hidden.device):
-        return reading.run(logits, Rounding.of_product(logits), token_chunk)
+    if fused and not supports(hidden, head_weight, ids, low_rank=low_rank):
+        raise ProbeError(
+            "`fused` needs Triton, CUDA tensors with contiguous rows in bfloat16, float16 or "
+            f"float32, at most 256 ids per token and no adapter of the head; got {hidden.dtype} "
+            f"and {head_weight.dtype} on {hidden.device}, {ids.shape[1]} ids, "
+            f"{len(low_rank)} adapters"
+        )
+    operands = (hidden, head_weight, *itertools.chain.from_iterable(low_rank))
+    with exact_products(*operands, values_only=True, exclusive=exclusive) as dtype:
+        head = Logits(
+            hidden, head_weight, bias, low_rank, Transform(scale, softcap, temperature), dtype
+        )
+        reading = Reading(
+            head,
+            ids,
+            shard,
+            token_chunk,
+            vocab_chunk,
+            workers,
+            exclusive,
+            fused,
+            collision=collision,
+            entropy=entropy,
+        )
+        return reading.run(head, Rounding.of(head), token_chunk)
 
 
 @torch.no_grad()
@@ -163,6 +180,7 @@ def read_logits(
     collision: bool = True,
     entropy: bool = False,
     workers: int = 1,
+    exclusive: bool | None = None,
 ) -> Readout:
     """Read as `readout` does, with the tail taken from logits that exist already.
 
@@ -183,7 +201,7 @@ def read_logits(
         As in `readout`.
     rows : Tensor of int, shape (token,), optional
         At which positions the tokens are; by default they are the positions, in order.
-    bias, scale, softcap, temperature, low_rank, shard, collision, entropy, workers
+    bias, scale, softcap, temperature, low_rank, shard, collision, entropy, workers, exclusive
         As in `readout`.
     token_chunk, vocab_chunk : int
         Sides of a tile of logits in float32; no more tokens are taken than fit a cache.
@@ -210,13 +228,22 @@ def read_logits(
             + ("" if rows is None else f" and rows of shape {tuple(rows.shape)}")
         )
     transform = Transform(scale, softcap, temperature)
-    dtype = wide_dtype(hidden, head_weight)
-    head = Logits(hidden, head_weight, bias, low_rank, transform, dtype, "converted")
-    given = GivenLogits(logits, rows, transform, torch.promote_types(dtype, logits.dtype))
-    reading = Reading(
-        head, ids, shard, token_chunk, vocab_chunk, workers, collision=collision, entropy=entropy
-    )
-    with full_precision(hidden.device):
+    operands = (hidden, head_weight, *itertools.chain.from_iterable(low_rank))
+    with exact_products(*operands, values_only=True, exclusive=exclusive) as dtype:
+        head = Logits(hidden, head_weight, bias, low_rank, transform, dtype)
+        given = GivenLogits(logits, rows, transform, torch.promote_types(dtype, logits.dtype))
+        reading = Reading(
+            head,
+            ids,
+            shard,
+            token_chunk,
+            vocab_chunk,
+            workers,
+            exclusive,
+            fused=False,
+            collision=collision,
+            entropy=entropy,
+        )
         return reading.run(
-            given, Rounding.of_given(head, logits.dtype), min(token_chunk, _TOKENS_OF_GIVEN)
+            given, Rounding.of(head, logits.dtype), min(token_chunk, _TOKENS_OF_GIVEN)
         )

@@ -1,109 +1,126 @@
-"""In which precision products of hidden states and head are made."""
+"""Exact products of hidden states and head, whatever precision the process allows elsewhere.
+
+Torch keeps one setting per process for the precision inside float32 matrix products. The readout
+needs it at full precision, or, for numbers that are bfloat16 already, may lower it to use the
+processor's bfloat16 arithmetic: such products are exact in both. Either way the setting is changed
+only while no other thread can be multiplying, since that thread's products would change with it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Final, Literal, get_args
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from deltad.probes.errors import ProbeError
+_IDLE_THREADS: Final = ("tqdm", "tensorboard")
+"""Packages whose own classes of threads never multiply tensors: a progress bar, a log."""
 
-Product = Literal["converted", "rounded", "widened", "fused"]
-"""How a tile of logits is made; see `product_of`."""
-
-PRODUCTS: Final[tuple[Product, ...]] = get_args(Product)
-
-
-def wide_dtype(hidden: Tensor, head_weight: Tensor) -> torch.dtype:
-    """Float32, or float64 where one of the two is."""
-    both = torch.promote_types(hidden.dtype, head_weight.dtype)
-    return torch.promote_types(both, torch.float32)
-
-
-def product_of(
-    hidden: Tensor,
-    head_weight: Tensor,
-    *,
-    plain: bool,
-    fusable: bool,
-    asked: Product | None = None,
-) -> Product:
-    """Decide how tiles of logits are made, by what the device can multiply.
-
-    - "converted": both are converted to float32 and multiplied there, a tile of the head at a
-      time. Exact but for float32 rounding; the only way for float32, mixed dtypes and float16
-      on a CPU, and the fastest for bfloat16 on a CPU that does not multiply it natively (AVX2:
-      a seventh of the time).
-    - "rounded": bfloat16 products, summed in float32 by the hardware and then rounded to
-      bfloat16. On CPUs with AMX or AVX512-BF16. Rounding comes after the pivot is taken off,
-      so it is relative to the distance from the mode.
-    - "widened": products of half precision written as float32. On CUDA.
-    - "fused": no tiles in memory at all, but the kernels of `deltad.probes.triton`. On CUDA where
-      Triton is installed.
-
-    Parameters
-    ----------
-    hidden, head_weight : Tensor
-        What is multiplied.
-    plain : bool
-        Whether the logits are a multiple of W h and nothing more; "rounded" needs it.
-    fusable : bool
-        Whether the kernels can take it.
-    asked : Product, optional
-        Take this one.
-
-    Returns
-    -------
-    Product
-        One of `PRODUCTS`.
-
-    Raises
-    ------
-    ProbeError
-        The one asked for cannot make these logits.
-    """
-    half = hidden.dtype == head_weight.dtype and hidden.dtype in (torch.bfloat16, torch.float16)
-    bfloat16 = half and hidden.dtype == torch.bfloat16 and plain
-    widens = half and hidden.is_cuda and torch.version.hip is None
-    if asked is None:
-        if fusable and hidden.is_cuda:
-            return "fused"
-        if widens:
-            return "widened"
-        native = hidden.device.type == "cpu" and multiplies_bfloat16()
-        return "rounded" if bfloat16 and native else "converted"
-    if asked not in PRODUCTS:
-        raise ProbeError(f"`product` must be one of {', '.join(PRODUCTS)}, got {asked!r}")
-    possible = {"converted": True, "rounded": bfloat16, "widened": widens, "fused": fusable}
-    if not possible[asked]:
-        raise ProbeError(
-            f"`product` cannot be {asked!r} for hidden states of {hidden.dtype} and a head of "
-            f"{head_weight.dtype} on {hidden.device}"
-            + ("" if plain else " whose logits are more than a multiple of W h")
-        )
-    return asked
+_OUR_THREADS: Final = "deltad"
+"""How the names of our own threads begin; none of them multiplies tensors but the readout's."""
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether this CPU has instructions for products of bfloat16."""
+    """Whether this CPU has instructions for products of bfloat16, and oneDNN may use them."""
     probes = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
-    return any(getattr(torch.cpu, name, bool)() for name in probes)
+    return _onednn_takes_bfloat16() and any(getattr(torch.cpu, name, bool)() for name in probes)
+
+
+def _onednn_takes_bfloat16() -> bool:
+    """Whether oneDNN is there and multiplies bfloat16; `ONEDNN_MAX_CPU_ISA` can forbid it."""
+    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return available and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def is_exclusive() -> bool:
+    """Whether no other thread of this process can be multiplying tensors.
+
+    Threads that Python knows of count, but for our own and those of progress bars and logs.
+    """
+    return not any(
+        thread is not threading.current_thread()
+        and not thread.name.startswith(_OUR_THREADS)
+        and type(thread).__module__.partition(".")[0] not in _IDLE_THREADS
+        for thread in threading.enumerate()
+    )
 
 
 @contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
-    """Float32 products in float32: no autocast, no TF32 or bfloat16 inside matrix products."""
+def exact_products(
+    *operands: Tensor, values_only: bool = False, exclusive: bool | None = None
+) -> Iterator[torch.dtype]:
+    """Make products of these tensors exact but for the rounding of float32 sums.
+
+    Within, autocast is off and no float32 product is rounded to TF32 or bfloat16 inside.
+
+    Parameters
+    ----------
+    *operands : Tensor
+        All that is multiplied within, on one device.
+    values_only : bool
+        No derivative is taken within, so that the operands are all that is multiplied. Only then
+        bfloat16 operands may be multiplied by a CPU's bfloat16 arithmetic.
+    exclusive : bool, optional
+        Whether no other thread multiplies tensors meanwhile; by default `is_exclusive()`.
+
+    Yields
+    ------
+    torch.dtype
+        What to convert the operands to: float32, or float64 where one of them is, or where the
+        process has lowered the precision of float32 products and another thread relies on it.
+    """
+    device = operands[0].device
+    dtypes = {each.dtype for each in operands}
+    dtype = functools.reduce(torch.promote_types, dtypes, torch.float32)
+    exact = {"ieee", "none"}
+    if values_only and dtypes == {torch.bfloat16}:
+        exact |= {"bf16", "tf32"}
+    elif values_only and dtypes <= {torch.bfloat16, torch.float16}:
+        exact.add("tf32")  # it holds all digits of either
+    alone = is_exclusive() if exclusive is None else exclusive
     mkldnn: Any = torch.backends.mkldnn  # its stubs leave `matmul` out
-    backends: list[Any] = [mkldnn.matmul, torch.backends.cuda.matmul]
-    before = [backend.fp32_precision for backend in backends]
+    switch = {"cpu": mkldnn.matmul, "cuda": torch.backends.cuda.matmul}.get(device.type)
+    with ExitStack() as put_back, torch.autocast(device.type, enabled=False):
+        if device.type == "cpu" and alone:
+            fast = "bf16" in exact and multiplies_bfloat16()
+            put_back.callback(_set(mkldnn.matmul, mkldnn, "bf16" if fast else "ieee"))
+        elif switch is not None and switch.fp32_precision not in exact:
+            if alone:
+                put_back.callback(_lift_tf32())
+            else:
+                dtype = torch.float64
+        yield dtype
+
+
+def _set(switch: Any, above: Any, precision: str) -> Callable[[], None]:
+    """Set one switch; the function returned sets it back, to inheriting where it inherits."""
+    before = switch.fp32_precision
+    if before == above.fp32_precision:
+        before = "none"
+    switch.fp32_precision = precision
+    return functools.partial(setattr, switch, "fp32_precision", before)
+
+
+def _lift_tf32() -> Callable[[], None]:
+    """Forbid TF32 on CUDA; the function returned allows again what was allowed.
+
+    Torch has an older switch for the same, and raises wherever both are read and differ, in its
+    profiler and compiler for instance. So where the older one was used, it is set too.
+    """
     try:
-        for backend in backends:
-            backend.fp32_precision = "ieee"
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        for backend, precision in zip(backends, before, strict=True):
-            backend.fp32_precision = precision
+        older = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the newer switches alone were used
+        older = "highest"
+    mkldnn: Any = torch.backends.mkldnn
+    put_back = ExitStack()
+    put_back.callback(_set(torch.backends.cuda.matmul, torch.backends.cudnn, "ieee"))
+    if older != "highest":
+        # It moves both newer switches along with itself, so it is put back before them.
+        put_back.callback(_set(mkldnn.matmul, mkldnn, mkldnn.matmul.fp32_precision))
+        torch.set_float32_matmul_precision("highest")
+        put_back.callback(torch.set_float32_matmul_precision, older)
+    return put_back.close

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from deltad.probes.sharded.vocab import VocabShard
 
 from .checks import check_options, check_shapes
-from .precision import full_precision, wide_dtype
+from .precision import exact_products
 from .result import Readout
 
 # A z this far below the maximum has weight 0 in float64; it keeps 0 · −∞ out of the entropy.
@@ -32,6 +33,7 @@ def reference_readout(
     vocab_chunk: int = 4096,
     low_rank: Sequence[tuple[Tensor, Tensor]] = (),
     shard: VocabShard | None = None,
+    exclusive: bool | None = None,
 ) -> Readout:
     r"""Log-probs at given ids, logsumexp, entropy and collision of softmax(z / T), plainly.
 
@@ -66,6 +68,8 @@ def reference_readout(
     shard : VocabShard, optional
         `head_weight`, `bias` and each B hold the rows of some ids only, and the other ranks of
         its group the rest; all of them call this together, with the same hidden states and ids.
+    exclusive : bool, optional
+        As in `readout`.
 
     Returns
     -------
@@ -99,13 +103,13 @@ def reference_readout(
     rows_of_all = head_weight.shape[0] if shard is None else shard.total
     check_shapes(hidden, head_weight, ids, rows_of_all, bias)
     check_options(softcap, temperature, token_chunk, vocab_chunk)
-    dtype = wide_dtype(hidden, head_weight)
     tokens, vocab = hidden.shape[0], head_weight.shape[0]
     offset = 0 if shard is None else shard.first
     sums = _Sums(tokens, ids, hidden.device)
-    sides = min(token_chunk, tokens) * min(vocab_chunk, vocab)
-    logits, weights = (torch.empty(sides, dtype=dtype, device=hidden.device) for _ in range(2))
-    with full_precision(hidden.device):
+    operands = (hidden, head_weight, *itertools.chain.from_iterable(low_rank))
+    with exact_products(*operands, exclusive=exclusive) as dtype:
+        sides = min(token_chunk, tokens) * min(vocab_chunk, vocab)
+        logits, weights = (torch.empty(sides, dtype=dtype, device=hidden.device) for _ in range(2))
         for first in range(0, vocab, vocab_chunk):
             rows = head_weight[first : first + vocab_chunk].to(dtype)
             for start in range(0, tokens, token_chunk):

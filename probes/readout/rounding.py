@@ -1,4 +1,4 @@
-"""How far float32 and bfloat16 arithmetic carries a readout from the true one."""
+"""How far float32 arithmetic and given logits in bfloat16 carry a readout from the true one."""
 
 from __future__ import annotations
 
@@ -34,10 +34,8 @@ class Rounding:
     factor : float
         Derivative of a logit at the temperature by W h, at most.
     stored : float
-        Largest relative error of what a tile's numbers were last rounded to, 2⁻⁸ for bfloat16; 0
+        Largest relative error of what somebody else rounded the logits to, 2⁻⁸ for bfloat16; 0
         where that is float32.
-    after_pivot : bool
-        Whether that rounding came after the pivot was taken off.
 
     Notes
     -----
@@ -56,46 +54,30 @@ class Rounding:
 
     **The tail** :math:`\lambda = \log \sum_j e^{y_j}` with y = z − m. Errors of single logits are
     independent, so :math:`\sigma_\lambda^2 = \sum_j e^{2 y_j}\sigma_j^2 / (\sum_j e^{y_j})^2`. With
-    S and C the sums of e^y and e^(2y), σ_j = σ gives σ² C/S². Where numbers are stored in bfloat16
-    after the pivot, :math:`\sigma_j^2 = v^2 y_j^2/3`, v = 2⁻⁸. Under the weights e^(2y)/C the mean
-    of e^(−y) is S/C, and (1 + log x)² is concave for x ≥ 1, so by Jensen's inequality
+    S and C the sums of e^y and e^(2y), σ_j = σ gives σ² C/S². Where logits were rounded to
+    bfloat16, :math:`\sigma_j^2 = v^2 z_j^2/3`, v = 2⁻⁸, and z² = m² + y² + 2 m y. Under the weights
+    e^(2y)/C the mean of e^(−y) is S/C, and (1 + log x)² is concave for x ≥ 1, so by Jensen's
+    inequality
 
     .. math:: \textstyle\sum_j e^{2y_j} y_j^2 \le C\,(1 + \log(S/C))^2
 
     as long as no y is positive; where one can be, y ≤ ½ log C, and 1 + ½ log C takes the place of
-    1. Where logits were stored before the pivot, z² = m² + y² + 2 m y, whose last term is positive
-    only for m < 0 or y > 0. That exponentials of rounded numbers are too large on average, by
-    v²y²/6, is the same before and after a step and left out.
+    1. The term 2 m y is positive only for m < 0 or y > 0. That exponentials of rounded numbers are
+    too large on average, by v²y²/6, is the same before and after a step and left out.
     """
 
     unit: float
     depth: int
     factor: float
     stored: float
-    after_pivot: bool
 
     @classmethod
-    def of_product(cls, logits: Logits) -> Rounding:
-        """Of logits that the readout multiplies itself."""
-        rounded = logits.product == "rounded"
-        stored = torch.finfo(logits.hidden.dtype).eps / 2 if rounded else 0.0
-        return cls._of(logits, stored, after_pivot=rounded)
-
-    @classmethod
-    def of_given(cls, head: Logits, dtype: torch.dtype) -> Rounding:
-        """Of logits that somebody else made, in this dtype."""
-        stored, unit = torch.finfo(dtype).eps / 2, torch.finfo(head.dtype).eps / 2
-        return cls._of(head, stored if stored > unit else 0.0, after_pivot=False)
-
-    @classmethod
-    def _of(cls, head: Logits, stored: float, *, after_pivot: bool) -> Rounding:
-        """Of a head."""
+    def of(cls, head: Logits, given: torch.dtype | None = None) -> Rounding:
+        """Of logits that the readout multiplies itself, or of given ones in this dtype."""
+        unit = torch.finfo(head.dtype).eps / 2
+        stored = 0.0 if given is None else torch.finfo(given).eps / 2
         return cls(
-            torch.finfo(head.dtype).eps / 2,
-            head.hidden.shape[1],
-            abs(head.transform.factor),
-            stored,
-            after_pivot,
+            unit, head.hidden.shape[1], abs(head.transform.factor), stored if stored > unit else 0.0
         )
 
     def of_dot(self, z: Tensor, spread: Tensor) -> Tensor:
@@ -125,9 +107,8 @@ class Rounding:
         share = (squares / total.square()).clamp(max=1.0)
         above = squares.log().clamp(min=0.0) / 2
         reach = 1 + above + (total / squares).log().clamp(min=0.0)
-        if not self.after_pivot:
-            beyond = pivot.clamp(max=0.0).abs() + above
-            reach = (pivot.square() + reach.square() + 2 * pivot.abs() * beyond).sqrt()
+        beyond = pivot.clamp(max=0.0).abs() + above
+        reach = (pivot.square() + reach.square() + 2 * pivot.abs() * beyond).sqrt()
         variance = self.of_tile(z, spread).square() + (self.stored * reach).square() / 3
         tail = (share * variance + (_UNITS_OF_SUM * self.unit) ** 2).sqrt()
         return ReadoutError(self.of_dot(z, spread), torch.where(total > 0, tail, 0.0))

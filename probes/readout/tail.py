@@ -68,7 +68,7 @@ def tail_sums(
     ids : Tensor of int, shape (token, id)
         Asked for at these tokens, counted like the source's ids; others are not there.
     pivot : Tensor of float64, shape (token,)
-        m, as `source.pivot` gives it.
+        m, a number of the tiles' dtype.
     width : int
         Ids of a tile.
     collision, entropy : bool

@@ -265,7 +265,7 @@ def _serve(connection: Connection, job: Job) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # SystemExit unwinds the stack, so open files are thrown away on the way out.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, name="deltad watches its parent", daemon=True).start()
     one_seed: Callable[[Any, Report], None] | None = None
     seed: Any = None
 

@@ -15,7 +15,7 @@ from deltad.probes.forward import Forward
 from deltad.probes.head import Head
 from deltad.probes.microbatch import MicroBatch
 from deltad.probes.random_state import RandomState
-from deltad.probes.readout import full_precision
+from deltad.probes.readout import exact_products
 from deltad.probes.replay import own_buffers
 from deltad.probes.unwrap import unwrap_model
 from deltad.probes.watch import Watcher
@@ -150,10 +150,9 @@ class PolicyAsBehavior:
     def _best(self, hidden: Tensor) -> Tensor:
         """Ids of the K largest logits, shape (row, K) or all ids where there are fewer."""
         weight, bias = self._head.weight, self._head.bias
-        dtype = torch.promote_types(torch.promote_types(hidden.dtype, weight.dtype), torch.float32)
         width = min(self._top_k, self._head.vocab_size)
         found = []
-        with full_precision(hidden.device):
+        with exact_products(hidden, weight, exclusive=self._head.exclusive) as dtype:
             for part in torch.split(hidden, max(1, _LOGITS_AT_ONCE // self._head.vocab_size)):
                 logits = nn.functional.linear(
                     part.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)

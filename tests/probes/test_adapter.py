@@ -9,9 +9,13 @@ import pytest
 import torch
 
 from deltad.probes import Ladder, ProbeError, UpdateProbe
+from deltad.probes.head import Head
 
+from .precisions import Products, environment
 from .tiny import Sink, batch, same_bits, tiny, weights
 from .training import adamw, expected_rows, no_probe, reference, step
+
+__all__ = ["environment"]
 
 # Of transformers, said to PEFT, and of PEFT, on a bias that is refused here anyway.
 pytestmark = [
@@ -54,6 +58,13 @@ def test_the_head_is_read_with_its_adapter() -> None:
                 np.testing.assert_allclose(rows[name], values, rtol=0, atol=1e-5, err_msg=name)
     assert probe is not None
     assert probe.readout_metadata["verified"] is True
+
+
+def test_its_product_is_exact_where_the_process_allows_less(environment: str) -> None:
+    head = Head.of(adapted())
+    with Products() as products:
+        head.low_rank(torch.zeros(2, head.weight.shape[1]))
+    assert products.made == {("ieee", torch.float32)}
 
 
 def test_adapters_that_are_off_or_merged_add_nothing() -> None:

@@ -10,7 +10,9 @@ import torch
 import transformers
 
 from deltad.probes import ProbeError, UpdateProbe
+from deltad.probes.head import Head
 
+from .precisions import another_thread
 from .tiny import (
     SIZES,
     Sink,
@@ -26,6 +28,16 @@ from .training import (
     reference,
     step,
 )
+
+
+def test_one_thread_next_to_it_is_enough_for_good() -> None:
+    """What *pre* was read by must still hold at *post*."""
+    head, alone = Head.of(tiny()), Head.of(tiny())
+    was = alone.exclusive
+    with another_thread():
+        assert not head.exclusive
+    assert not head.exclusive
+    assert alone.exclusive == was
 
 
 def test_an_unknown_transform_of_the_logits_is_refused() -> None:

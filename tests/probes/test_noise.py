@@ -75,12 +75,8 @@ class Step:
         return found
 
 
-def converted(hidden: Tensor, weight: Tensor, ids: Tensor) -> Readout:
-    return readout(hidden, weight, ids, product="converted", vocab_chunk=512)
-
-
-def rounded(hidden: Tensor, weight: Tensor, ids: Tensor) -> Readout:
-    return readout(hidden, weight, ids, product="rounded", vocab_chunk=512)
+def tiled(hidden: Tensor, weight: Tensor, ids: Tensor) -> Readout:
+    return readout(hidden, weight, ids, vocab_chunk=512)
 
 
 def hybrid(hidden: Tensor, weight: Tensor, ids: Tensor) -> Readout:
@@ -92,12 +88,11 @@ def hybrid(hidden: Tensor, weight: Tensor, ids: Tensor) -> Readout:
 @pytest.mark.parametrize(
     ("dtype", "read_by"),
     [
-        (torch.float32, converted),
+        (torch.float32, tiled),
         (torch.float32, hybrid),
-        (torch.bfloat16, converted),
-        (torch.bfloat16, rounded),
+        (torch.bfloat16, tiled),
         (torch.bfloat16, hybrid),
-        (torch.float64, converted),
+        (torch.float64, tiled),
     ],
 )
 def test_bounds_the_error_and_is_not_far_above_it(
@@ -119,7 +114,7 @@ def test_bounds_the_error_and_is_not_far_above_it(
 def test_a_sure_token_whose_tail_float32_cannot_tell() -> None:
     """1 − Σ π of the stored columns is all rounding; the tail of μ is not."""
     step = Step(torch.float32, peaked=9.0)
-    pre, post = converted(*step.before, step.ids), converted(*step.after, step.ids)
+    pre, post = tiled(*step.before, step.ids), tiled(*step.after, step.ids)
     noise = delta_d_noise(step.rows, pre, post, vocab_size=VOCAB)
     errors = step.errors(pre, post, "kl")
     tails = 1 - np.exp(pre.logprobs.numpy()[:, :-1]).sum(1)
@@ -131,7 +126,7 @@ def test_a_sure_token_whose_tail_float32_cannot_tell() -> None:
 @pytest.mark.parametrize("family", DIVERGENCES)
 def test_grows_with_the_error_of_a_readout(family: str) -> None:
     step = Step(torch.float32)
-    pre, post = converted(*step.before, step.ids), converted(*step.after, step.ids)
+    pre, post = tiled(*step.before, step.ids), tiled(*step.after, step.ids)
     assert post.error is not None
     worse = replace(post, error=replace(post.error, logit=post.error.logit * 100))
     assert (
@@ -141,21 +136,21 @@ def test_grows_with_the_error_of_a_readout(family: str) -> None:
 
 def test_is_not_known_where_a_readout_does_not_know_its_error() -> None:
     step = Step(torch.float32)
-    read = converted(*step.before, step.ids)
+    read = tiled(*step.before, step.ids)
     assert np.isnan(delta_d_noise(step.rows, read, replace(read, error=None))).all()
 
 
 def test_no_rows() -> None:
     step = Step(torch.float32)
-    none = converted(step.before[0][:0], step.before[1], step.ids[:0])
+    none = tiled(step.before[0][:0], step.before[1], step.ids[:0])
     rows = {name: values[:0] for name, values in step.rows.items()}
     assert delta_d_noise(rows, none, none).shape == (0,)
 
 
 def test_refuses_other_rows_and_divergences() -> None:
     step = Step(torch.float32)
-    read = converted(*step.before, step.ids)
-    less = converted(step.before[0][1:], step.before[1], step.ids[1:])
+    read = tiled(*step.before, step.ids)
+    less = tiled(step.before[0][1:], step.before[1], step.ids[1:])
     with pytest.raises(ProbeError, match="`post` must be a readout of 600 rows at 13 ids"):
         delta_d_noise(step.rows, read, less)
     with pytest.raises(ProbeError, match="must be one of kl, tv, got 'js'"):
@@ -172,10 +167,10 @@ def test_padding_and_rows_without_a_list_have_a_bound_too() -> None:
     )
     ids[:, 5:-1] = -1
     step.rows, step.ids = rows, ids
-    pre, post = (rounded(*each, ids) for each in (step.before, step.after))
+    pre, post = (tiled(*each, ids) for each in (step.before, step.after))
     assert np.isfinite(delta_d_noise(rows, pre, post, vocab_size=VOCAB)).all()
 
     for name in ("topk_ids", "topk_behavior_logprobs"):
         rows[name] = rows[name][:, :0]
-    pre, post = (rounded(*each, ids[:, -1:]) for each in (step.before, step.after))
+    pre, post = (tiled(*each, ids[:, -1:]) for each in (step.before, step.after))
     assert (delta_d_noise(rows, pre, post, vocab_size=VOCAB) > 0).all()

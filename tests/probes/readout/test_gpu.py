@@ -20,9 +20,7 @@ pytestmark = [
 def test_widened_products_are_exact_to_float32(dtype: torch.dtype, softcap: float | None) -> None:
     hidden, weight, _ = (each.cuda() for each in inputs(dtype=dtype, vocab=600))
     ids = likeliest(hidden.cpu(), weight.cpu()).cuda()
-    read = readout(
-        hidden, weight, ids, softcap=softcap, temperature=0.7, product="widened", vocab_chunk=128
-    )
+    read = readout(hidden, weight, ids, softcap=softcap, temperature=0.7, vocab_chunk=128)
     truth = oracle(hidden, weight, softcap=softcap, temperature=0.7)
     assert worst(read.logprobs, truth.gather(1, ids)) < 1e-5
     assert worst(read.collision, truth.exp().square().sum(1)) < 1e-5

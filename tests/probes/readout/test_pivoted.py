@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from deltad.probes import ProbeError
-from deltad.probes.readout import Product, Readout, readout, reference_readout
+from deltad.probes.readout import Readout, readout, reference_readout
 from tests.probes.tiny import LargestTensor
 
 from .plain import HIDDEN, TOKENS, VOCAB, inputs, likeliest, oracle, worst
@@ -198,53 +196,6 @@ def test_autocast_around_it_changes_nothing() -> None:
         assert torch.equal(readout(hidden, weight, ids).logprobs, expected)
 
 
-@contextmanager
-def matmul_precision(precision: str) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision(precision)
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
-def test_a_lowered_matmul_precision_is_lifted_and_put_back(precision: str) -> None:
-    hidden, weight, ids = inputs()
-    with matmul_precision(precision):
-        mkldnn: Any = torch.backends.mkldnn
-        before = (mkldnn.matmul.fp32_precision, torch.backends.cuda.matmul.fp32_precision)
-        read = readout(hidden, weight, ids)
-        assert (
-            mkldnn.matmul.fp32_precision,
-            torch.backends.cuda.matmul.fp32_precision,
-        ) == before
-        assert torch.get_float32_matmul_precision() == precision
-    assert worst(read.logprobs, oracle(hidden, weight).gather(1, ids)) < 1e-5
-
-
-class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes at which precision matrix products are made."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.settings: set[tuple[str, str]] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (torch.ops.aten.mm.out, torch.ops.aten.addmm_.default):
-            mkldnn: Any = torch.backends.mkldnn
-            cuda = torch.backends.cuda.matmul.fp32_precision
-            self.settings.add((mkldnn.matmul.fp32_precision, cuda))
-        return func(*args, **(kwargs or {}))
-
-
-def test_products_are_made_in_float32_whatever_the_precision_set() -> None:
-    hidden, weight, ids = inputs()
-    with matmul_precision("medium"), Products() as products:
-        readout(hidden, weight, ids)
-    assert products.settings == {("ieee", "ieee")}
-
-
 def test_no_tensor_is_larger_than_a_tile_or_the_inputs() -> None:
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(200, 16, generator=generator)
@@ -287,17 +238,9 @@ def test_is_nearer_to_the_truth_than_rounded_logits(dtype: torch.dtype, temperat
     ids = likeliest(hidden, weight)
     truth = oracle(hidden, weight, temperature=temperature).gather(1, ids)
     naive = ((hidden @ weight.T).float() / temperature).log_softmax(-1).gather(1, ids)
-    products: list[Product] = ["converted"]
-    if dtype == torch.bfloat16:
-        products.append("rounded")
-    for product in products:
-        read = readout(hidden, weight, ids, temperature=temperature, product=product)
-        ours, theirs = (each.abs() for each in (read.logprobs - truth, naive - truth))
-        if product == "rounded":
-            assert float(ours.mean()) < 0.1 * float(theirs.mean())
-            assert float(ours.max()) < float(theirs.max())
-        else:
-            assert bool((ours <= theirs + 5e-6 / temperature).all())
+    read = readout(hidden, weight, ids, temperature=temperature)
+    ours, theirs = (each.abs() for each in (read.logprobs - truth, naive - truth))
+    assert bool((ours <= theirs + 5e-6 / temperature).all())
 
 
 SHAPES = st.tuples(
@@ -354,11 +297,10 @@ def test_any_shape_padding_and_repetition(
     assert worst(read.logsumexp, plain.logsumexp) < allowed
 
 
-@pytest.mark.parametrize("product", ["converted", "rounded"])
-def test_all_ids_together_hold_all_of_the_mass(product: Product) -> None:
+def test_all_ids_together_hold_all_of_the_mass() -> None:
     hidden, weight, _ = inputs(dtype=torch.bfloat16, vocab=400)
     every = torch.arange(400).expand(TOKENS, -1)
-    read = readout(hidden, weight, every, product=product, vocab_chunk=64)
+    read = readout(hidden, weight, every, vocab_chunk=64)
     assert worst(read.logprobs.exp().sum(1), torch.ones(1)) < 1e-12
     assert worst(read.collision, read.logprobs.exp().square().sum(1)) < 1e-12
 
@@ -371,26 +313,24 @@ def test_ids_and_tail_hold_all_of_the_mass() -> None:
     assert worst(mass[0] + mass[1], torch.ones(1)) < 1e-6
 
 
-@pytest.mark.parametrize("product", ["converted", "rounded"])
-def test_no_logprob_is_above_zero(product: Product) -> None:
+def test_no_logprob_is_above_zero() -> None:
     """Sure tokens, where rounded logits give probabilities above 1."""
     hidden, weight, _ = inputs(dtype=torch.bfloat16, spread=4.0, tokens=200, vocab=300)
     ids = likeliest(hidden, weight)
-    read = readout(hidden, weight, ids, product=product)
+    read = readout(hidden, weight, ids)
     assert float(read.logprobs.max()) <= 0.0
     assert float((read.logprobs > -1e-3).double().mean()) > 0.02  # there are sure ones
 
 
-@pytest.mark.parametrize("product", ["converted", "rounded"])
 @pytest.mark.parametrize("low", [20.0, 60.0, 200.0, 1e4])
-def test_a_pivot_far_below_the_mode_is_noticed(low: float, product: Product) -> None:
+def test_a_pivot_far_below_the_mode_is_noticed(low: float) -> None:
     """The ids asked for miss the mode by far more than an exponential can hold."""
     hidden = torch.eye(8).bfloat16()
     weight = torch.zeros(300, 8).bfloat16()
     weight[7] = low
     weight[290, :4] = low
     ids = torch.tensor([[0, 1, -1]]).expand(8, -1)
-    read = readout(hidden, weight, ids, product=product, vocab_chunk=64, entropy=True)
+    read = readout(hidden, weight, ids, vocab_chunk=64, entropy=True)
     truth = oracle(hidden, weight)
     assert worst(read.logprobs[:, :2], truth[:, :2]) < 1e-3 * low
     plain = reference_readout(hidden, weight, ids, vocab_chunk=64)
@@ -419,15 +359,10 @@ def test_more_ids_than_are_multiplied_out() -> None:
     assert read.error is None
 
 
-@pytest.mark.parametrize("product", ["converted", "rounded"])
-def test_low_rank_adapters_add_to_the_logits(product: Product) -> None:
+def test_low_rank_adapters_add_to_the_logits() -> None:
     hidden, weight, ids = inputs(dtype=torch.bfloat16)
     generator = torch.Generator().manual_seed(2)
     pair = torch.randn(TOKENS, 4, generator=generator), torch.randn(VOCAB, 4, generator=generator)
-    if product == "rounded":
-        with pytest.raises(ProbeError, match="whose logits are more than a multiple of W h"):
-            readout(hidden, weight, ids, low_rank=[pair], product=product)
-        return
     read = readout(hidden, weight, ids, low_rank=[pair], scale=0.5, vocab_chunk=30)
     logits = 0.5 * (hidden.double() @ weight.double().T + pair[0].double() @ pair[1].double().T)
     assert worst(read.logprobs, logits.log_softmax(1).gather(1, ids)) < 1e-5
@@ -441,20 +376,15 @@ def test_what_is_not_asked_for_is_not_there_and_changes_nothing() -> None:
     assert torch.equal(bare.logprobs, full.logprobs)
 
 
-@pytest.mark.parametrize("product", ["converted", "rounded"])
-def test_the_same_inputs_give_the_same_bits(product: Product) -> None:
+def test_the_same_inputs_give_the_same_bits() -> None:
     hidden, weight, _ = inputs(dtype=torch.bfloat16, tokens=90)
     ids = likeliest(hidden, weight)
-    first, second = (
-        readout(hidden, weight, ids, product=product, token_chunk=32, vocab_chunk=40)
-        for _ in range(2)
-    )
+    first, second = (readout(hidden, weight, ids, token_chunk=32, vocab_chunk=40) for _ in range(2))
     assert torch.equal(first.logprobs, second.logprobs)
     assert torch.equal(first.logsumexp, second.logsumexp)
 
 
-@pytest.mark.parametrize("product", ["converted", "rounded"])
-def test_two_workers_give_the_bits_of_one(product: Product) -> None:
+def test_two_workers_give_the_bits_of_one() -> None:
     hidden, weight, _ = inputs(dtype=torch.bfloat16, tokens=90)
     ids = likeliest(hidden, weight)
     ids[5] = 3  # far from its mode: read by the reference
@@ -463,7 +393,6 @@ def test_two_workers_give_the_bits_of_one(product: Product) -> None:
             hidden,
             weight,
             ids,
-            product=product,
             token_chunk=16,
             vocab_chunk=40,
             workers=workers,

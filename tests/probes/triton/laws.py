@@ -103,12 +103,9 @@ def check_readout(case: Case, options: dict[str, Any]) -> None:
     here = {key: _at(value, case.hidden.device) for key, value in options.items()}
     there = {key: _at(value, torch.device("cpu")) for key, value in options.items()}
     fused = readout(
-        case.hidden, case.weight, case.ids, product="fused", entropy=True, vocab_chunk=100, **here
+        case.hidden, case.weight, case.ids, fused=True, entropy=True, vocab_chunk=100, **here
     )
-    tiles = readout(
-        case.hidden.cpu(), case.weight.cpu(), case.ids.cpu(), entropy=True,
-        product="converted", **there,
-    )  # fmt: skip
+    tiles = readout(case.hidden.cpu(), case.weight.cpu(), case.ids.cpu(), entropy=True, **there)
     for name, allowed in (
         ("logsumexp", 1e-5), ("logprobs", 1e-5), ("entropy", 1e-5), ("collision", 1e-6),
     ):  # fmt: skip
