@@ -46,7 +46,7 @@ def test_agrees_with_float64_within_1e5_nats(
     probs = logprobs.exp()
     assert worst(read.logprobs, logprobs.gather(1, ids)) < 1e-5
     assert worst(read.entropy, -(probs * logprobs).sum(1)) < 1e-5
-    assert worst(read.collision, probs.square().sum(1)) < 1e-6
+    assert worst(read.collision, probs.square().sum(1)) < 1e-5
     assert read.logprobs.dtype == read.logsumexp.dtype == torch.float64
 
 
@@ -115,7 +115,7 @@ def test_chunk_boundaries_lose_no_id(
     logprobs = oracle(hidden, weight)
     assert worst(read.logprobs, logprobs) < 1e-5
     assert worst(read.logprobs.exp().sum(1), torch.ones(1)) < 1e-6
-    assert worst(read.collision, logprobs.exp().square().sum(1)) < 1e-6
+    assert worst(read.collision, logprobs.exp().square().sum(1)) < 1e-5
 
 
 @both
