@@ -194,6 +194,9 @@ def reproduce(
         Path, typer.Option("-o", "--output", metavar="DIR", help="Where everything goes.")
     ] = Path("deltad-figure4"),
     seeds: Seeds = None,
+    base: Annotated[
+        int, typer.Option(min=0, max=9, help="Which of the ten shipped base models to start from.")
+    ] = 0,
     workers: Workers = None,
     resume: Resume = False,
     quiet: Quiet = False,
@@ -206,7 +209,13 @@ def reproduce(
 
     run = output / "dump"
     record_dump(
-        TinyRecipe(), run, seeds=seeds, workers=workers, resume=resume, store="above", quiet=quiet
+        TinyRecipe(base=base),
+        run,
+        seeds=seeds,
+        workers=workers,
+        resume=resume,
+        store="above",
+        quiet=quiet,
     )
     for file, form in ((None, "text"), (output / "table.txt", ""), (output / "table.json", "")):
         table(run, file, protocol=ALL_PROTOCOLS, form=form, quiet=True)

@@ -294,3 +294,17 @@ def _disagreement(first: PartFile, other: PartFile) -> Iterator[DumpError]:
                 f"`{key}` must be the same in all files, found {here}, but {there} in {first.path}",
                 kind="metadata",
             )
+    here, there = (_start_policy(part) for part in (other, first))
+    if here != there and None not in (here, there):
+        yield DumpError(
+            other.path,
+            f"started from another policy than {first.path}: its `start` has the SHA-256 {here}, "
+            f"the other {there}; their seeds do not belong into one dump",
+            kind="metadata",
+        )
+
+
+def _start_policy(part: PartFile) -> str | None:
+    """Hash of the policy that a recipe's seeds start from; None where the file does not say."""
+    start = part.metadata.extra.get("start")
+    return start.get("policy_sha256") if isinstance(start, dict) else None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .bases import base_weights
 from .cache import cached_folder
 from .rollout import Problem, stream
 from .tiny import NUMBERS, TinyRecipe
@@ -47,7 +47,7 @@ def build_model(recipe: TinyRecipe) -> Any:
         pad_token_id=PAD,
     )
     with torch.random.fork_rng(devices=()):
-        torch.manual_seed(stream(recipe.pretrain_seed, "weights"))
+        torch.manual_seed(stream(recipe.pretrain_seed or 0, "weights"))
         return Qwen3ForCausalLM(config)
 
 
@@ -63,24 +63,35 @@ def draw_sum(source: random.Random, operands: int) -> tuple[list[int], list[int]
             return prompt, [running, SEMICOLON, result, EOS]
 
 
-def pretrained_folder(recipe: TinyRecipe, report: Report) -> Path:
-    """Folder with the pre-trained weights, trained where the cache does not have them."""
+def start_weights(recipe: TinyRecipe, report: Report) -> dict[str, Tensor]:
+    """What a policy starts from: a shipped base model, or one that the recipe pre-trains.
+
+    The latter is pre-trained where the cache does not have it.
+    """
+    if recipe.base is not None:
+        return base_weights(recipe.base)
     key = recipe.pretraining_key() | {
         "revision": PRETRAINING_REVISION,
         "torch": torch.__version__,
     }
-    return cached_folder("tiny", key, lambda folder: _pretrain(recipe, folder, report))
+    folder = cached_folder(
+        "tiny", key, lambda folder: torch.save(pretrained(recipe, report), folder / WEIGHTS)
+    )
+    found: dict[str, Tensor] = torch.load(folder / WEIGHTS, weights_only=True)
+    return found
 
 
-def _pretrain(recipe: TinyRecipe, folder: Path, report: Report) -> None:
-    """Train on right responses, the loss on their tokens only."""
+def pretrained(recipe: TinyRecipe, report: Report) -> dict[str, Tensor]:
+    """Train on right responses, the loss on their tokens only; the weights."""
+    seed = recipe.pretrain_seed
+    assert seed is not None
     model = build_model(recipe)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.pretrain_lr)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, recipe.pretrain_lr, total_steps=recipe.pretrain_steps
     )
-    source = random.Random(stream(recipe.pretrain_seed, "sums"))
-    slips = random.Random(stream(recipe.pretrain_seed, "slips"))
+    source = random.Random(stream(seed, "sums"))
+    slips = random.Random(stream(seed, "slips"))
     for step in range(recipe.pretrain_steps):
         rows = [
             prompt + (_slipped(response) if slips.random() < recipe.careless else response)
@@ -98,7 +109,8 @@ def _pretrain(recipe: TinyRecipe, folder: Path, report: Report) -> None:
         optimizer.step()
         schedule.step()
         report("pre-training", (step + 1) / recipe.pretrain_steps)
-    torch.save(model.state_dict(), folder / WEIGHTS)
+    weights: dict[str, Tensor] = model.state_dict()
+    return weights
 
 
 def _slipped(response: list[int]) -> list[int]:
@@ -113,8 +125,7 @@ class ArithmeticWorld:
     def __init__(self, recipe: TinyRecipe) -> None:
         self.operands = recipe.operands
         self.model = build_model(recipe).eval()
-        folder = pretrained_folder(recipe, lambda text, fraction: None)
-        self.model.load_state_dict(torch.load(folder / WEIGHTS, weights_only=True))
+        self.model.load_state_dict(start_weights(recipe, lambda text, fraction: None))
         self.vocab_size = len(VOCABULARY)
         self.pad_id = PAD
         self.stop: Tensor = torch.arange(len(VOCABULARY)) == EOS

@@ -27,7 +27,7 @@ from deltad.probes.recorder import Recorder
 from deltad.probes.selection import Keep
 
 from .batch import TOKEN_CHUNK, VOCAB_CHUNK, Minibatch, SharedPrefix, read_behavior, split
-from .describe import UNMASKED, describe, prompt_rows
+from .describe import UNMASKED, describe, prompt_rows, start_of
 from .engine import RolloutEngine, behavior_facts, engine_tokens, open_engine
 from .recipe import Recipe
 from .rollout import Group, World, mixed_groups, stream
@@ -50,6 +50,8 @@ class Chain:
         What is updated.
     start
         The state that every seed begins from, after the warm-up.
+    source
+        The policy that was loaded, as the metadata name it.
     engine
         What samples the rollouts from that state; None where the policy itself does.
     """
@@ -59,12 +61,14 @@ class Chain:
     policy: SharedPrefix
     optimizer: torch.optim.Optimizer
     start: Snapshot
+    source: Mapping[str, Any]
     engine: RolloutEngine | None = None
 
     @classmethod
     def load(cls, recipe: Recipe, report: Report) -> Chain:
         """Load model and task of a prepared recipe, and warm the optimizer up."""
         world = recipe.load()
+        source = start_of(recipe, world.model.state_dict())
         policy = SharedPrefix(world.model)
         optimizer = make_optimizer(recipe, policy)
         for update in range(recipe.warmup_updates):
@@ -74,7 +78,7 @@ class Chain:
             report("warm-up", (update + 1) / recipe.warmup_updates)
         optimizer.zero_grad(set_to_none=True)
         start = Snapshot(policy, optimizer)
-        return cls(recipe, world, policy, optimizer, start, open_engine(recipe, world))
+        return cls(recipe, world, policy, optimizer, start, source, open_engine(recipe, world))
 
     def record(
         self,
@@ -131,6 +135,7 @@ class Chain:
                 vocab_size=world.vocab_size,
                 readout=probe.readout_metadata,
                 stored=stored,
+                start=self.source,
                 ladder=probe.ladder_metadata if ladder and ladder.measures(arm) else None,
                 behavior=behavior_facts(self.engine, recipe) if self.engine else None,
             ),

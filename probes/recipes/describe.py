@@ -1,11 +1,16 @@
-"""What a recorded file says about itself and its prompts."""
+"""What a recorded file says about itself: the start policy, the arithmetic, the recipe, prompts."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
+import os
 import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from deltad.dumps import Metadata
 from deltad.probes.arms import ZERO_STEP
@@ -17,6 +22,43 @@ UNMASKED = "none"
 """The arm that keeps every token."""
 
 
+def policy_hash(weights: Mapping[str, Tensor]) -> str:
+    """SHA-256 of a policy's weights: their names, dtypes, shapes and bytes, sorted by name.
+
+    Parameters
+    ----------
+    weights : mapping of str to Tensor
+        A `state_dict`.
+
+    Returns
+    -------
+    str
+        Hexadecimal; the same on every machine.
+    """
+    digest = hashlib.sha256()
+    for name, value in sorted(weights.items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def start_of(recipe: Recipe, weights: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Which policy all seeds start from, for the metadata: a shipped base's number and the hash."""
+    base = getattr(recipe, "base", None)
+    return ({} if base is None else {"base": base}) | {"policy_sha256": policy_hash(weights)}
+
+
+def arithmetic() -> dict[str, Any]:
+    """By what this process computes, for the metadata: on it the rounding depends."""
+    forced = {"ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY"} & set(os.environ)
+    return {
+        "instruction_set": torch.backends.cpu.get_cpu_capability(),
+        "machine": platform.machine(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+    } | {name: os.environ[name] for name in sorted(forced)}
+
+
 def describe(
     recipe: Recipe,
     arm: str,
@@ -24,6 +66,7 @@ def describe(
     vocab_size: int,
     readout: Mapping[str, Any],
     stored: Mapping[str, Any],
+    start: Mapping[str, Any],
     ladder: Mapping[str, Any] | None = None,
     behavior: Mapping[str, Any] | None = None,
 ) -> Metadata:
@@ -41,6 +84,8 @@ def describe(
         How the policy was read, as the probe tells it.
     stored
         Which rows are kept.
+    start
+        The start policy, as `start_of` gives it.
     ladder
         How the arm's ladder was measured, as the probe tells it; None without one.
     behavior
@@ -49,7 +94,8 @@ def describe(
     Returns
     -------
     Metadata
-        The recipe's fields are under the key `recipe`, the ladder under `ladder`.
+        The recipe's fields are under the key `recipe`, the ladder under `ladder`, the start
+        policy under `start`, and what computed it under `arithmetic`.
     """
     facts = recipe.model_facts()
     return Metadata(
@@ -83,7 +129,8 @@ def describe(
             name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")
         }
         | {"python": platform.python_version()},
-        extra={"recipe": recipe.to_json()} | ({} if ladder is None else {"ladder": dict(ladder)}),
+        extra={"recipe": recipe.to_json(), "start": dict(start), "arithmetic": arithmetic()}
+        | ({} if ladder is None else {"ladder": dict(ladder)}),
     )
 
 

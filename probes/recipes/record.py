@@ -55,12 +55,18 @@ class RecordJob:
     cut: str | None = None
 
     def prepare(self, report: Report) -> None:
-        """Do what all seeds share."""
+        """Do what all seeds share, and see that recorded ones started from the same policy."""
+        from .describe import start_of
         from .engine import check_installed
 
         use_one_thread()
         check_installed(self.recipe.engine)
         self.recipe.prepare(report)
+        recorded = list(_recorded(self.folder))
+        if recorded:
+            start = start_of(self.recipe, self.recipe.load().model.state_dict())
+            for path, metadata in recorded:
+                refuse_another_start(path, metadata.extra.get("start"), start)
 
     def open(self, report: Report) -> Callable[[int, Report], None]:
         """Load the recipe's model; the function records one seed."""
@@ -255,6 +261,28 @@ def _refuse_another_recipe(
                     f"{then.get(field)!r} there and {now.get(field)!r} now; choose another "
                     "folder, or the options of before"
                 )
+
+
+def refuse_another_start(place: Path, then: Any, now: Mapping[str, Any]) -> None:
+    """Refuse to go on from another policy than the one that a file says it started from.
+
+    Raises
+    ------
+    RecipeError
+        They differ, or the file does not say.
+    """
+    before = then.get("policy_sha256") if isinstance(then, dict) else None
+    if before is None:
+        raise RecipeError(
+            f"{place} does not say which policy it started from, so more seeds may start from "
+            "another one: choose another folder"
+        )
+    if before != now["policy_sha256"]:
+        raise RecipeError(
+            f"{place} started from the policy with SHA-256 {before}, and this recipe now starts "
+            f"from {now['policy_sha256']}: choose another folder (a policy that is pre-trained on "
+            "another processor, or by another torch, is another policy)"
+        )
 
 
 def _given_later(recipe: Recipe) -> dict[str, Any]:

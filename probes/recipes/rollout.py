@@ -218,8 +218,7 @@ def sample(
                 each.repeat_interleave(responses, dim=0) for each in (logits, mask, positions)
             )
             cache.batch_repeat_interleave(responses)
-        probabilities = torch.softmax(logits.float() / temperature, dim=-1)
-        chosen = torch.multinomial(probabilities, 1, generator=generator)[:, 0]
+        chosen = draw(logits.double() / temperature, generator)
         for row, token in zip(active.tolist(), chosen.tolist(), strict=True):
             drawn[row].append(token)
             stopped[row] = bool(stop[token])
@@ -237,6 +236,29 @@ def sample(
         positions = positions[:, -1:] + 1
     found = [(tuple(ids), ended) for ids, ended in zip(drawn, stopped, strict=True)]
     return [found[start : start + responses] for start in range(0, count, responses)]
+
+
+def draw(logits: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw an id from each row of logits: the first whose cumulative probability exceeds u.
+
+    One uniform float64 u per row is all the randomness, and `torch.rand` makes the same ones on
+    every CPU; `torch.multinomial` draws by random numbers that depend on the build of torch.
+
+    Parameters
+    ----------
+    logits : Tensor of float64, shape (row, vocab)
+        At the temperature.
+    generator : torch.Generator
+        On the CPU.
+
+    Returns
+    -------
+    Tensor of int64, shape (row,)
+    """
+    cumulative = torch.softmax(logits, -1).cumsum(-1)
+    # A cumulative sum ends near 1; u scaled by it never lies beyond.
+    u = torch.rand(len(logits), 1, dtype=torch.float64, generator=generator)
+    return (cumulative <= u * cumulative[:, -1:]).sum(-1)
 
 
 def ask(

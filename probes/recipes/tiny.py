@@ -1,6 +1,7 @@
 """The recipe `tiny`: a Qwen3 of an eighth of a million parameters that learned to add.
 
-It is pre-trained on the fly in well under a minute, so it needs no hub and no download.
+It starts from one of ten base models that ship with deltad, or pre-trains one in well under a
+minute, so it needs no hub and no download.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class TinyRecipe(Recipe):
     """
 
     name: ClassVar[str] = "tiny"
-    summary: ClassVar[str] = "A tiny Qwen3, pre-trained on the fly on chained sums."
+    summary: ClassVar[str] = "A tiny Qwen3 that learned chained sums."
     default_seeds: ClassVar[int] = 61
     variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fresh-adamw": {},
@@ -51,6 +52,18 @@ class TinyRecipe(Recipe):
         3, "The first so many seeds also record the arm zero-step, the noise floor.", minimum=0
     )
     full: bool = option(True, "Record the divergences over the whole vocabulary too.")
+    base: int | None = option(
+        None,
+        "Which of the ten shipped base models to start from; 0 unless pretrain_seed is given.",
+        minimum=0,
+        below=10,
+    )
+    pretrain_seed: int | None = option(
+        None,
+        "Pre-train a new base model with this seed. Its weights depend on the processor.",
+        minimum=0,
+        pretraining=True,
+    )
     operands: int = option(
         32, "Operands are below this number; 2 to 64.", minimum=2, pretraining=True
     )
@@ -67,7 +80,6 @@ class TinyRecipe(Recipe):
     pretrain_lr: float = option(
         4e-3, "Peak learning rate of pre-training (AdamW, one cycle).", above=0.0, pretraining=True
     )
-    pretrain_seed: int = option(0, "Seed of the pre-training.", minimum=0, pretraining=True)
     careless: float = option(
         0.0,
         "Share of pre-training examples whose result is one too high, a habit that a training "
@@ -92,8 +104,26 @@ class TinyRecipe(Recipe):
             raise RecipeError(
                 f"`hidden_size` / `heads` must be one of "
                 f"{', '.join(map(str, VLLM_HEAD_WIDTHS))} for vLLM's attention on CPU, got "
-                f"{width}: use for instance --heads {max(2, self.hidden_size // 32)}"
+                f"{width}: use for instance --heads {max(2, self.hidden_size // 32)} --pretrain-seed 0"
             )
+        if self.pretrain_seed is None:
+            self._must_fit_the_shipped_bases()
+            object.__setattr__(self, "base", self.base or 0)
+        elif self.base is not None:
+            raise RecipeError(
+                f"`base` {self.base} is a shipped model and `pretrain_seed` {self.pretrain_seed} "
+                "makes a new one: give one of the two"
+            )
+
+    def _must_fit_the_shipped_bases(self) -> None:
+        """Refuse options under which the shipped bases were not pre-trained."""
+        for entry in dataclasses.fields(self):
+            value = getattr(self, entry.name)
+            if entry.metadata.get("pretraining") and value != entry.default:
+                raise RecipeError(
+                    f"`{entry.name}` is {value} and the shipped base models were pre-trained with "
+                    f"{entry.default}: give `pretrain_seed` to pre-train a new one"
+                )
 
     def pretraining_key(self) -> dict[str, Any]:
         """Fields that the pre-trained weights depend on."""
@@ -112,10 +142,10 @@ class TinyRecipe(Recipe):
         }
 
     def prepare(self, report: Report) -> None:
-        """Pre-train, where the cache has no such model."""
-        from .arithmetic import pretrained_folder
+        """Check the shipped base, or pre-train where the cache has no such model."""
+        from .arithmetic import start_weights
 
-        pretrained_folder(self, report)
+        start_weights(self, report)
 
     def load(self) -> World:
         """Load model and task."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from deltad.curves import FORMAT, BatchLine, log_path, options_path, read_lines, read_options
 from deltad.dumps.lock import is_empty
 from deltad.probes.recipes.recipe import RecipeError
+from deltad.probes.recipes.record import refuse_another_start
 from deltad.steps import steps_path
 
 from .options import Training
@@ -204,6 +205,7 @@ def claim(folder: Path, training: Training, *, resume: bool, versions: dict[str,
                 "precision": training.settings.meaning,
                 "model": training.recipe.model_facts()["model"],
                 "versions": versions,
+                "start": None,  # known once the model is loaded: `settle_start`
             },
             indent=1,
         )
@@ -216,6 +218,25 @@ def claim(folder: Path, training: Training, *, resume: bool, versions: dict[str,
                 f"{folder} was trained with other options: {name} is {before.get(name)!r} there "
                 f"and {options.get(name)!r} now; choose another folder, or the options of before"
             )
+
+
+def settle_start(folder: Path, start: Mapping[str, Any], arithmetic: Mapping[str, Any]) -> None:
+    """Write into a new training's options which policy it starts from, or compare it with those.
+
+    Raises
+    ------
+    RecipeError
+        An earlier part of the training started from another policy, or did not say from which.
+    """
+    path = options_path(folder)
+    options = read_options(folder)
+    if options.get("start", {}) is not None:
+        refuse_another_start(path, options.get("start"), start)
+        return
+    options |= {"start": dict(start), "arithmetic": dict(arithmetic)}
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(json.dumps(options, indent=1) + "\n", encoding="utf-8")
+    aside.replace(path)
 
 
 def _keep_lines(path: Path, wanted: Callable[[Any], bool]) -> None:

@@ -28,7 +28,7 @@ from deltad.probes.recipes.batch import (
     read_behavior,
     split,
 )
-from deltad.probes.recipes.describe import describe
+from deltad.probes.recipes.describe import describe, start_of
 from deltad.probes.recipes.rollout import World
 from deltad.probes.recipes.update import make_optimizer
 from deltad.probes.recipes.workers import Report
@@ -64,15 +64,17 @@ class Trainer:
     world: World
     policy: SharedPrefix
     start: Mapping[str, Tensor]
+    source: Mapping[str, Any]
     held_out: HeldOut
 
     @classmethod
     def load(cls, training: Training) -> Trainer:
         """Load model and task of a prepared recipe."""
         world = training.recipe.load()
+        source = start_of(training.recipe, world.model.state_dict())
         start = {name: v.detach().clone() for name, v in world.model.named_parameters()}
         held_out = HeldOut.draw(training, world)
-        return cls(training, world, SharedPrefix(world.model), start, held_out)
+        return cls(training, world, SharedPrefix(world.model), start, source, held_out)
 
     def train(self, folder: Path, run: Run, report: Report) -> None:
         """Train with one mask and seed, from the newest checkpoint on.
@@ -255,6 +257,7 @@ class Trainer:
             vocab_size=self.world.vocab_size,
             readout=readout,
             stored={"rule": "all"},
+            start=self.source,
         )
         settings = training.settings
         return dataclasses.replace(
@@ -264,7 +267,11 @@ class Trainer:
                 "precision": f"{settings.rollout_weights} weights, {settings.rollout_arithmetic}",
             },
             update={**made.update, "criterion": arm},
-            extra={"training": training.to_json()},
+            extra={
+                "training": training.to_json(),
+                "start": made.extra["start"],
+                "arithmetic": made.extra["arithmetic"],
+            },
         )
 
     @torch.no_grad()

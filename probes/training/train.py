@@ -15,7 +15,7 @@ from deltad.probes.recipes.recipe import RecipeError
 from deltad.probes.recipes.record import threads_put_back, use_one_thread
 from deltad.probes.recipes.workers import Report, default_workers, run
 
-from .files import Run, RunFiles, claim
+from .files import Run, RunFiles, claim, settle_start
 from .options import MASKS, Training
 from .progress import shown
 
@@ -30,9 +30,14 @@ class TrainJob:
     folder: Path
 
     def prepare(self, report: Report) -> None:
-        """Do what all runs share."""
+        """Do what all runs share, and see that trained ones started from the same policy."""
+        from deltad.probes.recipes.describe import arithmetic, start_of
+
         use_one_thread()
-        self.training.recipe.prepare(report)
+        recipe = self.training.recipe
+        recipe.prepare(report)
+        start = start_of(recipe, recipe.load().model.state_dict())
+        settle_start(self.folder, start, arithmetic())
 
     def open(self, report: Report) -> Callable[[Run, Report], None]:
         """Load the model; the function trains one run."""

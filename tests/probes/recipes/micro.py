@@ -15,6 +15,7 @@ MICRO: dict[str, Any] = {
     "intermediate_size": 32,
     "layers": 1,
     "heads": 2,
+    "pretrain_seed": 0,
     "pretrain_steps": 60,
     "pretrain_batch": 32,
     "pretrain_lr": 2e-2,

@@ -114,8 +114,34 @@ def test_the_whole_vocabulary_is_needed_by_the_full_criterion() -> None:
 
 
 def test_what_the_weights_depend_on_leaves_the_update_out() -> None:
-    assert TinyRecipe(lr=1.0, arms=("none",)).pretraining_key() == TinyRecipe().pretraining_key()
-    assert TinyRecipe(pretrain_lr=1.0).pretraining_key() != TinyRecipe().pretraining_key()
+    def key(**fields: Any) -> dict[str, Any]:
+        return TinyRecipe(pretrain_seed=0, **fields).pretraining_key()
+
+    assert key(lr=1.0, arms=("none",)) == key()
+    assert key(pretrain_lr=1.0) != key()
+
+
+def test_tiny_starts_from_base_0_unless_told_otherwise() -> None:
+    assert TinyRecipe().base == TinyRecipe(base=0).base == 0
+    assert TinyRecipe(base=9).base == 9
+    assert TinyRecipe(pretrain_seed=3).base is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"base": 10}, "`base` must be below 10, got 10"),
+        ({"base": -1}, "`base` must be at least 0, got -1"),
+        ({"base": 1, "pretrain_seed": 2}, "give one of the two"),
+        ({"layers": 3}, "`layers` is 3 .* pre-trained with 2: give `pretrain_seed`"),
+        ({"base": 2, "operands": 16}, "`operands` is 16 .* pre-trained with 32"),
+    ],
+)
+def test_a_base_that_the_options_do_not_fit_is_refused(
+    fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RecipeError, match=message):
+        TinyRecipe(**fields)
 
 
 def test_recipes_are_listed_without_torch() -> None:

@@ -8,12 +8,13 @@ from typing import Any
 from deltad.probes.training import Training
 
 WORLD: dict[str, Any] = {
-    "operands": 4,
+    "operands": 2,
     "hidden_size": 16,
     "intermediate_size": 32,
     "layers": 1,
     "heads": 2,
-    "pretrain_steps": 30,
+    "pretrain_seed": 0,
+    "pretrain_steps": 60,
     "pretrain_batch": 32,
     "pretrain_lr": 2e-2,
 }
