@@ -201,7 +201,8 @@ def _extras(size: Size) -> Row:
         figure=times.ratio("collision", "plain"),
         spread=times.spread("collision", "plain"),
         note=f"{arithmetic(torch.bfloat16)}; with entropy too (off by default) "
-        f"{times.ratio('entropy', 'plain'):.2f} ×; from logits that exist already (hybrid) {times.ratio('hybrid', 'plain'):.2f} ×, "
+        f"{times.ratio('entropy', 'plain'):.2f} ×; from logits that exist already (hybrid) "
+        f"{times.ratio('hybrid', 'plain'):.2f} ×, "
         f"{times.median('hybrid') / size.logits * 1e9:.2f} ns/logit",
     )
 

@@ -87,6 +87,7 @@ def scan(path: str | Path) -> tuple[list[PartFile], list[DumpError]]:
         problems.append(DumpError(run, "holds no `arm=<name>` folder, so it is not a dump"))
     for part in parts[1:]:
         problems += _disagreement(parts[0], part)
+    problems += _other_starts(parts)
     return parts, problems
 
 
@@ -294,14 +295,20 @@ def _disagreement(first: PartFile, other: PartFile) -> Iterator[DumpError]:
                 f"`{key}` must be the same in all files, found {here}, but {there} in {first.path}",
                 kind="metadata",
             )
-    here, there = (_start_policy(part) for part in (other, first))
-    if here != there and None not in (here, there):
-        yield DumpError(
-            other.path,
-            f"started from another policy than {first.path}: its `start` has the SHA-256 {here}, "
-            f"the other {there}; their seeds do not belong into one dump",
-            kind="metadata",
-        )
+
+
+def _other_starts(parts: list[PartFile]) -> Iterator[DumpError]:
+    """Files of recipes that started from another policy than the first one that says from which."""
+    saying = [(part, start) for part in parts if (start := _start_policy(part)) is not None]
+    for part, start in saying[1:]:
+        first, expected = saying[0]
+        if start != expected:
+            yield DumpError(
+                part.path,
+                f"started from another policy than {first.path}: `policy_sha256` of its `start` is "
+                f"{start}, there {expected}; such seeds do not belong in one dump",
+                kind="metadata",
+            )
 
 
 def _start_policy(part: PartFile) -> str | None:

@@ -104,7 +104,8 @@ class TinyRecipe(Recipe):
             raise RecipeError(
                 f"`hidden_size` / `heads` must be one of "
                 f"{', '.join(map(str, VLLM_HEAD_WIDTHS))} for vLLM's attention on CPU, got "
-                f"{width}: use for instance --heads {max(2, self.hidden_size // 32)} --pretrain-seed 0"
+                f"{width}: use for instance --heads {max(2, self.hidden_size // 32)} "
+                "--pretrain-seed 0"
             )
         if self.pretrain_seed is None:
             self._must_fit_the_shipped_bases()
