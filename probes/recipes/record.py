@@ -170,8 +170,12 @@ def record(
         try:
             with _progress(recipe.name, missing, quiet=quiet) as watch, threads_put_back(not count):
                 run(job, missing, workers=count, watch=watch)
-        finally:
+        except RecipeError:
+            raise  # nothing was begun, so what is there stays as it is
+        except BaseException:
             _tidy(recipe, folder, missing)
+            raise
+        _tidy(recipe, folder, missing)
     return missing
 
 

@@ -15,6 +15,7 @@ from deltad.probes.recipes import RecipeError
 from deltad.probes.recipes.rollout import (
     Problem,
     common_prefix,
+    draw,
     group_advantages,
     mixed_groups,
     sample,
@@ -23,10 +24,13 @@ from deltad.probes.recipes.rollout import (
 
 from .micro import micro, small_model
 
+GOLDEN = [4, 4, 5, 5, 5, 5, 4, 5, 5, 5, 3, 3, 4, 2, 3, 5, 1, 5, 3, 5, 5, 5, 5, 4]
+"""Ids drawn by the first 24 numbers of a generator of seed 7, on every machine."""
+
 NEVER = torch.zeros(72, dtype=torch.bool)
 
 
-def draw(
+def drawn(
     prompts: list[list[int]], seed: int = 0, **options: Any
 ) -> list[list[tuple[tuple[int, ...], bool]]]:
     settings: dict[str, Any] = {
@@ -76,7 +80,7 @@ def test_prefix_leaves_each_row_something(rows: list[list[int]], length: int) ->
 def test_cold_sampling_is_greedy_decoding_of_each_prompt_alone(prompts: list[list[int]]) -> None:
     """Prefix cache, padding and key-value cache change nothing."""
     model = small_model()
-    cold = draw(prompts, temperature=1e-4, responses=2)
+    cold = drawn(prompts, temperature=1e-4, responses=2)
     for prompt, ((response, stopped), twin) in zip(prompts, cold, strict=True):
         assert twin == (response, stopped)
         ids = list(prompt)
@@ -90,7 +94,7 @@ def test_cold_sampling_is_greedy_decoding_of_each_prompt_alone(prompts: list[lis
 def test_responses_end_with_a_stopping_id_and_others_go_on_unharmed() -> None:
     stop = torch.arange(72) % 3 == 0
     prompts = [[5, 6, i % 60] for i in range(40)]
-    found = [each for part in draw(prompts, stop=stop, max_new_tokens=6) for each in part]
+    found = [each for part in drawn(prompts, stop=stop, max_new_tokens=6) for each in part]
     assert {stopped for _, stopped in found} == {True, False}
     for response, stopped in found:
         assert stopped == (response[-1] % 3 == 0)
@@ -104,7 +108,7 @@ def test_first_tokens_follow_the_policy(temperature: float) -> None:
     with torch.no_grad():
         logits = small_model()(input_ids=torch.tensor([[5, 6, 7]])).logits[0, -1]
     expected = torch.softmax(logits.double() / temperature, 0) * count
-    (found,) = draw([[5, 6, 7]], responses=count, max_new_tokens=1, temperature=temperature)
+    (found,) = drawn([[5, 6, 7]], responses=count, max_new_tokens=1, temperature=temperature)
     observed = torch.bincount(torch.tensor([r[0] for r, _ in found]), minlength=72)
     large = expected > 5
     chi_square = float((((observed - expected) ** 2) / expected)[large].sum())
@@ -115,15 +119,15 @@ def test_first_tokens_follow_the_policy(temperature: float) -> None:
 def test_responses_depend_on_the_generator_alone() -> None:
     prompts = [[5, 6, 7]] * 8
     torch.manual_seed(1)
-    first = draw(prompts)
+    first = drawn(prompts)
     before = torch.get_rng_state()
     torch.manual_seed(1)
     torch.rand(3)
     middle = torch.get_rng_state()
-    assert draw(prompts) == first
+    assert drawn(prompts) == first
     assert torch.equal(torch.get_rng_state(), middle)
     assert not torch.equal(before, middle)
-    assert draw(prompts, seed=1) != first
+    assert drawn(prompts, seed=1) != first
 
 
 def test_streams_differ_by_seed_and_purpose() -> None:
@@ -179,3 +183,18 @@ def test_giving_up_says_what_was_tried() -> None:
     with pytest.raises(RecipeError, match=r"1 of 4 groups .* after 12 prompts.*0\.958.*too easy"):
         groups_of(world, 4, max_attempts=3)
     assert world.drawn == 12
+
+
+def test_the_same_numbers_draw_the_same_ids_on_every_machine() -> None:
+    logits = torch.linspace(-2, 3, 6, dtype=torch.float64).repeat(24, 1)
+    assert draw(logits, torch.Generator().manual_seed(7)).tolist() == GOLDEN
+
+
+def test_ids_are_drawn_as_often_as_their_probability_says() -> None:
+    probabilities = torch.tensor([0.0, 0.5, 0.0, 0.3, 0.2, 0.0], dtype=torch.float64)
+    count = 20_000
+    ids = draw(probabilities.log().repeat(count, 1), torch.Generator().manual_seed(0))
+    shares = torch.bincount(ids, minlength=6) / count
+    assert torch.equal(shares == 0, probabilities == 0)
+    # Five standard deviations of a share of one half.
+    assert float((shares - probabilities).abs().max()) < 5 * math.sqrt(0.25 / count)
