@@ -15,6 +15,8 @@ from docs.tools.sessions import DOCS, images, pages, refreshed
 
 ROOT = Path(__file__).parents[1]
 
+pytestmark = pytest.mark.pages
+
 each_page = pytest.mark.parametrize("page", pages(), ids=lambda path: path.stem)
 
 
