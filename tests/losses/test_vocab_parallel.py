@@ -32,6 +32,7 @@ def check(reports: list[dict[str, object]]) -> None:
 
 def forked(rank: int, store: Path) -> None:
     """One process of two: report into a file beside the store."""
+    torch.set_num_threads(1)  # a fork has none of the threads that OpenMP believes it has
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     store.with_suffix(f".{rank}").write_text(json.dumps(compare()))
     dist.destroy_process_group()
@@ -41,7 +42,7 @@ def test_shards_give_the_values_and_gradients_of_the_whole(tmp_path: Path) -> No
     """Two processes over gloo, forked: even, uneven, padded and empty shards."""
     context = multiprocessing.get_context("fork")
     store = tmp_path / "store"
-    ranks = [context.Process(target=forked, args=(rank, store)) for rank in range(2)]
+    ranks = [context.Process(target=forked, args=(rank, store), daemon=True) for rank in range(2)]
     for process in ranks:
         process.start()
     for process in ranks:
