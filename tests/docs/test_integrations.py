@@ -1,4 +1,4 @@
-"""Every row of the table of integrations names tests that CI runs, or says that none does."""
+"""Every row of the table of integrations names tests that CI can run, or says that none does."""
 
 from __future__ import annotations
 
