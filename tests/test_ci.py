@@ -46,7 +46,7 @@ FULL_CHECKS = {"slow": "echo slow >> made"}
     return found
 
 
-def call(checkout: Path, *arguments: str) -> tuple[int, list[str]]:
+def call(checkout: Path, *arguments: str) -> tuple[int, list[tuple[str, str]]]:
     """Exit status, and the parts that ran with how they ended."""
     done = subprocess.run(
         [sys.executable, checkout / ".ci" / "parts.py", *arguments],
