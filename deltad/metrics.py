@@ -259,11 +259,11 @@ def metrics_reference() -> str:
     Returns
     -------
     str
-        A row a metric: name, equation, verl's and TRL's names, differences.
+        One row per metric: name, equation, verl's and TRL's names, differences.
     """
     rows = ["| metric | equation | verl, TRL | where theirs differs |", "| --- | --- | --- | --- |"]
     for metric in METRICS.values():
-        equation = metric.equation.replace("|", "\\|")
         theirs = ", ".join(f"`{name}`" for name in metric.theirs)
-        rows.append(f"| `{metric.name}` | {equation} | {theirs} | {metric.difference} |")
+        cells = (f"`{metric.name}`", metric.equation, theirs, metric.difference)
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows) + "\n"

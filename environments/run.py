@@ -143,7 +143,9 @@ def test(environment: Environment, arguments: Sequence[str]) -> bool:
         done = subprocess.run(
             [
                 str(environment.python), "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider",
-                "-m", environment.marker, f"--junit-xml={results}",
+                # The options of pyproject.toml need pytest-xdist, which no environment has.
+                "-o", "addopts=--import-mode=importlib", "-m", environment.marker,
+                f"--junit-xml={results}",
                 *(arguments or environment.tests),
             ],
             cwd=CHECKOUT,

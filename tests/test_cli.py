@@ -502,57 +502,6 @@ def test_the_helps_threshold_is_the_default() -> None:
     assert f"({DEFAULT_THRESHOLD})" in deltad("table", "--help").stdout
 
 
-def modules_after(code: str) -> set[str]:
-    """Names of the modules that a fresh process has imported."""
-    script = f"import sys\n{code}\nprint('\\n' + ' '.join(sys.modules))"
-    result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
-    )
-    return set(result.stdout.splitlines()[-1].split())
-
-
-def call(*arguments: object) -> str:
-    """Code that runs a command line and goes on."""
-    return (
-        "from deltad.cli import app\n"
-        f"app({[str(argument) for argument in arguments]!r}, standalone_mode=False)"
-    )
-
-
-def test_importing_analysis_brings_neither_torch_nor_matplotlib() -> None:
-    every_name = "import deltad.analysis as a\nfor name in a.__all__: getattr(a, name)"
-    found = modules_after(every_name)
-    assert not found & {"torch", "matplotlib", "pandas", "scipy.stats"}
-
-
-def test_help_waits_for_nothing() -> None:
-    heavy = {"numpy", "pyarrow", "pandas", "scipy", "matplotlib", "torch", "deltad.analysis"}
-    assert not modules_after(call("--help") + "\n" + call("table", "--help")) & heavy
-
-
-def test_table_needs_neither_torch_nor_matplotlib_nor_pandas(run: Path) -> None:
-    forms = ("json", "text", "csv", "markdown")
-    lines = [call("table", run, "--format", form, "--quiet") for form in forms]
-    found = modules_after("\n".join(lines))
-    assert not found & {"torch", "matplotlib", "pandas", "scipy.stats", "pydantic"}
-
-
-def test_plain_text_of_one_seed_needs_neither_rich_nor_scipy(tmp_path: Path) -> None:
-    path = small(tmp_path, seeds=(0,))
-    found = modules_after(call("table", path))
-    assert not found & {"rich.console", "rich.table", "scipy", "statistics", "pydantic"}
-
-
-def test_an_error_needs_no_torch_either(tmp_path: Path) -> None:
-    found = modules_after(call("table", tmp_path / "nowhere"))
-    assert not found & {"torch", "transformers", "matplotlib", "pandas"}
-
-
-def test_scipy_stats_waits_for_paired_seeds(tmp_path: Path) -> None:
-    path = small(tmp_path, seeds=(0,), empty_seeds=(0,))
-    assert "scipy.stats" not in modules_after(call("table", path, "--format", "json"))
-
-
 def test_the_installed_script_prints_data_alone(run: Path) -> None:
     result = subprocess.run(
         [SCRIPT, "table", run, "--format", "json"], capture_output=True, text=True, timeout=120
@@ -562,6 +511,7 @@ def test_the_installed_script_prints_data_alone(run: Path) -> None:
     assert len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.process
 def test_a_long_error_stays_on_one_line(tmp_path: Path) -> None:
     path = tmp_path / ("x" * 120) / ("y" * 120)
     result = subprocess.run(
@@ -575,6 +525,7 @@ def test_a_long_error_stays_on_one_line(tmp_path: Path) -> None:
     assert result.stderr == f"error: {path} does not exist\n"
 
 
+@pytest.mark.process
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     path = small(tmp_path, rows=3000, row_group_size=3000)
     script = f"set -o pipefail; {SCRIPT} tokens {path} | head -n 1"
@@ -611,12 +562,6 @@ def test_check_counts_further_rows_once(tmp_path: Path) -> None:
     said = deltad("check", path).stderr
     assert said.count("more") == 1
     assert "more such rows)\n" in said
-
-
-def test_the_list_of_commands_imports_none_of_them() -> None:
-    found = modules_after(call("--help"))
-    assert not found & {"deltad.commands.options", "deltad.commands.rates", "pydantic"}
-    assert not found & {"rich.console", "rich.traceback", "typer.rich_utils"}
 
 
 @pytest.mark.parametrize("name", PLACES)

@@ -19,6 +19,8 @@ from deltad.analysis import (
 )
 from deltad.dumps import Dump, check_dump, read_prompts
 
+pytestmark = pytest.mark.pages
+
 FOLDER = Path(__file__).parents[1] / "data_dumps"
 PAGE = (FOLDER / "README.md").read_text()
 RECORDED = sorted(each.name for each in FOLDER.iterdir() if each.is_dir())

@@ -9,6 +9,8 @@ import pytest
 from deltad.analysis import TrainingTable, training_table
 from deltad.curves import read_options
 
+pytestmark = pytest.mark.pages
+
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "data_training"
 TRAININGS = sorted(path.parent.parent for path in FOLDER.glob("**/_training/run.json"))

@@ -15,6 +15,8 @@ from docs.tools.sessions import DOCS, images, pages, refreshed
 
 ROOT = Path(__file__).parents[1]
 
+pytestmark = pytest.mark.pages
+
 each_page = pytest.mark.parametrize("page", pages(), ids=lambda path: path.stem)
 
 
@@ -66,6 +68,14 @@ def test_every_test_that_is_named_exists(page: Path) -> None:
 def test_every_name_that_is_linked_exists(page: Path) -> None:
     for name in re.findall(r"`\]\[(deltad[\w.]*)\]", page.read_text()):
         pkgutil.resolve_name(name)
+
+
+@each_page
+def test_every_row_of_a_table_has_the_cells_of_its_head(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for table in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
+        rows = [re.split(r"(?<!\\)\|", row) for row in table.splitlines()]
+        assert [row for row in rows if len(row) != len(rows[0])] == []
 
 
 def test_every_equation_has_a_function_and_a_test() -> None:

@@ -13,6 +13,8 @@ from deltad.cli import app
 from deltad.steps import RATES
 from deltad.weights import WEIGHTS
 
+pytestmark = pytest.mark.pages
+
 ROOT = Path(__file__).parents[1]
 
 

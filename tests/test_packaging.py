@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import subprocess
 import sys
 import tomllib
@@ -46,22 +45,6 @@ except ImportError as error:
     said = _fresh(code, cwd=ROOT)
     assert f"`deltad.{wing}`" in said
     assert "pip install -e" in said
-
-
-@pytest.mark.parametrize(
-    ("module", "absent"),
-    [
-        ("deltad.analysis", ["torch", "matplotlib"]),
-        ("deltad.dumps", ["torch", "pandas", "scipy", "matplotlib"]),
-        ("deltad.masks", ["torch", "pandas", "scipy", "matplotlib"]),
-        ("deltad.cli", ["torch", "pandas", "scipy", "matplotlib", "pyarrow", "numpy"]),
-    ],
-)
-def test_import_leaves_the_heavy_libraries_alone(module: str, absent: list[str]) -> None:
-    loaded = json.loads(
-        _fresh(f"import json, sys, {module}; print(json.dumps(sorted(sys.modules)))")
-    )
-    assert not set(absent) & set(loaded)
 
 
 def test_arrows_point_one_way() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -78,17 +76,3 @@ def outcome(command: Any, line: list[str]) -> tuple[int, str, list[dict[str, Any
 def test_values_and_errors_are_those_of_typer(line: list[str]) -> None:
     plain, typers = outcome(made("command", command), line), outcome(by_typer(command), line)
     assert repr(plain) == repr(typers)  # repr: NaN is equal to itself
-
-
-def test_plain_values_need_no_pydantic() -> None:
-    line = ["a", "--more", "1", "--number", "4", "--share", "0.5", "--name", "x"]
-    code = (
-        "import sys; from tests.commands.test_lazy import made, command, READ\n"
-        f"made('command', command).main({line!r}, standalone_mode=False)\n"
-        "print(READ, 'pydantic' in sys.modules, 'typer._adapters' in sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
-    )
-    read = [dict(place=Path("a"), more=[1], number=4, share=0.5, name="x", flag=False)]
-    assert done.stdout.strip() == f"{read} False False"

@@ -46,15 +46,7 @@ def options(**overrides: object) -> list[str]:
     ]
 
 
-def test_help_shows_every_field_without_torch() -> None:
-    code = (
-        "import sys; from typer.testing import CliRunner; from deltad.cli import app\n"
-        "for line in (['train', '--help'], ['train', 'tiny', '--help'], ['curves', '--help']):\n"
-        "    result = CliRunner().invoke(app, line)\n"
-        "    assert result.exit_code == 0, result.output\n"
-        "assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+def test_help_shows_every_field() -> None:
     for recipe in ("tiny", "smollm2"):
         shown = re.sub(r"[\s│]+", " ", deltad("train", recipe, "--help").stdout)
         for field in (*own_fields(), *world_fields(recipe)):

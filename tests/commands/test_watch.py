@@ -78,17 +78,6 @@ def test_bad_options_exit_2(arguments: tuple[object, ...], words: str) -> None:
     assert words in result.stderr
 
 
-def test_watching_needs_neither_torch_nor_pandas(run: Path) -> None:
-    code = (
-        "import sys; from typer.testing import CliRunner; from deltad.cli import app\n"
-        f"result = CliRunner().invoke(app, ['watch', {str(run)!r}, '--once'])\n"
-        "assert result.exit_code == 0, result.output\n"
-        "slow = {'torch', 'pandas', 'matplotlib', 'scipy.stats'} & set(sys.modules)\n"
-        "assert not slow, slow"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 class Terminal:
     """A command at a pseudo-terminal."""
 
@@ -132,6 +121,7 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
     os.close(started.master)
 
 
+@pytest.mark.process
 def test_a_running_training_is_followed_until_interrupted(
     terminal: Terminal, tmp_path: Path
 ) -> None:

@@ -271,6 +271,7 @@ if sys.argv[2] == "error":
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("how", ["end", "error", "bad rows"])
 def test_a_writer_that_is_never_closed_is_closed_at_exit(tmp_path: Path, how: str) -> None:
     run = tmp_path / "run"
@@ -314,6 +315,7 @@ with writer(Path(sys.argv[1]), rank=rank, metadata=about) as target:
 """
 
 
+@pytest.mark.process
 def test_many_ranks_write_into_one_folder_without_knowing_of_each_other(tmp_path: Path) -> None:
     run = tmp_path / "run"
     processes = [

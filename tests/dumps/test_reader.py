@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -587,25 +585,3 @@ def test_metadata_of_other_versions_is_kept(run: Path) -> None:
     edit_metadata(first(run), shape=[1, 2])
     assert Dump.open(run).files("none", 0)[0].metadata.extra == {"colour": "blue", "shape": [1, 2]}
     assert json.loads(Metadata(top_k=1, vocab_size=2, extra={"shape": 3}).to_json())["shape"] == 3
-
-
-def test_reading_imports_nothing_heavy(tmp_path: Path) -> None:
-    run = make_dump(tmp_path / "RUN", null_vectors=0.3)
-    program = """
-import sys
-import deltad.dumps
-heavy = "pandas", "torch", "scipy", "matplotlib", "array_api_compat"
-light = "pyarrow.compute", "pyarrow.dataset", "numpy.ma", "numpy.f2py"
-assert not {"pyarrow", *heavy, *light} & set(sys.modules)
-from deltad.dumps import Dump, batch_tokens, check_batch
-dump = Dump.open(sys.argv[1])
-for arm in dump.arms:
-    for seed in dump.seeds(arm):
-        for batch in dump.batches(arm, seed):
-            check_batch(batch, dump.metadata(arm))
-            batch_tokens(batch, dump.metadata(arm)).direction("kl", "aggregated").total.sum()
-print(sorted({*heavy, *light} & set(sys.modules)))
-"""
-    command = [sys.executable, "-c", program, str(run)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

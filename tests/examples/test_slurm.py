@@ -13,6 +13,8 @@ import pytest
 from tests.dumps.factory import make_dump
 from tests.test_cli import deltad
 
+pytestmark = pytest.mark.process
+
 SUBMIT = Path(__file__).parents[2] / "examples" / "slurm" / "submit.sh"
 
 SBATCH = """#!/usr/bin/env bash

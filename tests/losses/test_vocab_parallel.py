@@ -41,7 +41,7 @@ def test_shards_give_the_values_and_gradients_of_the_whole(tmp_path: Path) -> No
     """Two processes over gloo, forked: even, uneven, padded and empty shards."""
     context = multiprocessing.get_context("fork")
     store = tmp_path / "store"
-    ranks = [context.Process(target=forked, args=(rank, store)) for rank in range(2)]
+    ranks = [context.Process(target=forked, args=(rank, store), daemon=True) for rank in range(2)]
     for process in ranks:
         process.start()
     for process in ranks:

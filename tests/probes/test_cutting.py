@@ -289,10 +289,16 @@ def test_training_is_not_changed_and_a_null_update_changes_nothing(name: str) ->
 
 
 def test_in_half_precision_the_cut_forward_is_matched() -> None:
-    def half(family: str) -> Any:
-        return tiny(family, hidden_size=64).to(torch.bfloat16)
+    def by_shape(module: Any, inputs: Any, hidden: Tensor) -> Tensor:
+        # Some processors round every shape alike, so the model itself does not.
+        return hidden * (1 + 2**-13 * hidden.shape[:-1].numel())
 
-    still, probe, _ = recorded("llama", grouped, NEAR_ALL, lr=0.0, model=half("llama"))
+    def half() -> Any:
+        model = tiny("llama").to(torch.bfloat16)
+        model.model.norm.register_forward_hook(by_shape)
+        return model
+
+    still, probe, _ = recorded("llama", grouped, NEAR_ALL, lr=0.0, model=half())
     said = probe.readout_metadata
     assert (said["cut"]["forward"], said["forward"], said["exact"]) == ("cut", "matching", True)
     assert len(still.column("step"))
@@ -303,7 +309,7 @@ def test_in_half_precision_the_cut_forward_is_matched() -> None:
         grouped,
         {**NEAR_ALL, "pre": "training"},
         lr=0.0,
-        model=half("llama"),
+        model=half(),
     )
     assert probe.readout_metadata["exact"] is False
     assert probe.readout_metadata["cut"]["noise"] > 1e-4

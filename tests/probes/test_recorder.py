@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deltad.dumps import Dump, DumpError, Metadata, unfinished
+from deltad.dumps import BackgroundWriter, Dump, DumpError, Metadata, unfinished
 from deltad.dumps.validate import check_dump
 from deltad.masks import criterion
 from deltad.probes import ZERO_STEP, Recorder, UpdateProbe, branch
@@ -133,8 +133,11 @@ def small(run: Path, **options: Any) -> Recorder:
     )
 
 
-def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every file from now on lie on a disk that is full."""
+def full_disk(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> None:
+    """Let the disk be full for every file that begins after the rows recorded so far."""
+    for writer in recorder.writers.values():
+        if isinstance(writer, BackgroundWriter):
+            writer.flush()
     numbers = itertools.count()
 
     def aside(run: Path, name: str) -> Path:
@@ -160,7 +163,7 @@ def test_training_stops_where_the_disk_is_full(
         with small(tmp_path, background=background) as recorder:
             for step in range(8):
                 if step == 4:
-                    full_disk(monkeypatch)
+                    full_disk(monkeypatch, recorder)
                 for arm in ("none", "other"):
                     recorder(arm, rows_of(step))
                 steps += 1
@@ -185,7 +188,7 @@ def test_training_goes_on_where_that_was_chosen(
         with recorder:
             for step in range(8):
                 if step == 4:
-                    full_disk(monkeypatch)
+                    full_disk(monkeypatch, recorder)
                 for arm in ("none", "other"):
                     recorder(arm, rows_of(step))
 
@@ -204,8 +207,8 @@ def test_training_goes_on_where_that_was_chosen(
 def test_a_disk_that_is_full_at_the_very_end_stops_recording_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    full_disk(monkeypatch)
     recorder = small(tmp_path, on_error="stop-recording")
+    full_disk(monkeypatch, recorder)
     recorder("none", rows_of(0))
     recorder("other", rows_of(0))
     with pytest.warns(RuntimeWarning, match="No space left"):

@@ -269,6 +269,7 @@ def judged(result: Trial) -> None:
     assert result.false_alarms.share <= 0.05, failures
 
 
+@pytest.mark.pages
 @pytest.mark.parametrize("dump", ["tiny-whole", "smollm2-whole"])
 def test_the_doctor_names_the_right_cause(dump: str) -> None:
     judged(trial(DUMPS / dump, injections=QUICK, strengths=1))

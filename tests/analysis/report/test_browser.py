@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -22,24 +21,7 @@ from tests.dumps.factory import OPTIONAL, make_dump, part_files, read_metadata, 
 
 pytestmark = pytest.mark.browser
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Chromium; without it the tests fail in CI and are skipped elsewhere."""
-    found = shutil.which("chromium")
-    if found is None:
-        message = "no chromium on the PATH: the report is not tested in a browser"
-        if os.environ.get("CI", "").lower() in ("true", "1"):
-            pytest.fail(message)
-        pytest.skip(message)
-    with playwright.sync_playwright() as driver:
-        running = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield running
-        running.close()
 
 
 @pytest.fixture(scope="module")

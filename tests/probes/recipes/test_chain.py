@@ -34,8 +34,7 @@ def columns(run: Path, arm: str, seed: int = 0) -> dict[str, Any]:
 
 
 def one_seed(tmp_path: Path, recipe: TinyRecipe, seed: int = 0) -> Path:
-    recipe.prepare(silent)
-    Chain.load(recipe, silent).record(tmp_path / "run", seed, ALL, silent)
+    record(recipe, tmp_path / "run", seeds=[seed], workers=0, store="all", quiet=True)
     return tmp_path / "run"
 
 
@@ -150,7 +149,10 @@ def test_other_settings_record_valid_dumps_too(
     run = one_seed(tmp_path, micro(**overrides))
     assert check_dump(run, strict=False) == []
     found, before = (columns(each, "none")["pre_logprob"] for each in (run, whole_dump))
-    assert np.array_equal(found, before) != other_chain
+    # Lists of another length are read in matrices of another shape, which round differently.
+    rounding = 64 * np.finfo(np.float32).eps
+    same = found.shape == before.shape and np.allclose(found, before, rtol=rounding, atol=rounding)
+    assert same != other_chain
 
 
 def test_rounded_behavior_differs_from_the_start_and_the_policy_is_not_rounded(

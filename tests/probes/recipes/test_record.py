@@ -37,7 +37,8 @@ def same(one: Path, other: Path) -> bool:
     )
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.process
+@pytest.mark.parametrize("workers", [1, 2])
 def test_files_are_the_same_whatever_the_number_of_workers(
     cache: Path, whole_dump: Path, tmp_path: Path, workers: int
 ) -> None:

@@ -14,6 +14,10 @@ from deltad.probes.recipes.workers import Progress, default_workers, run
 
 from .jobs import Touch
 
+in_process_and_in_a_worker = pytest.mark.parametrize(
+    "workers", [0, pytest.param(1, marks=pytest.mark.process)]
+)
+
 
 def done(folder: Path) -> list[int]:
     return sorted(int(path.name.removeprefix("seed-")) for path in folder.glob("seed-*"))
@@ -25,7 +29,9 @@ def collect(folder: Path, *, workers: int, count: int = 5, **wrong: Any) -> list
     return seen
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3, 9])
+@pytest.mark.parametrize(
+    "workers", [0, 3, *(pytest.param(n, marks=pytest.mark.process) for n in (1, 9))]
+)
 def test_every_seed_is_done_once_and_prepared_once(tmp_path: Path, workers: int) -> None:
     seen = collect(tmp_path, workers=workers)
     assert done(tmp_path) == [0, 1, 2, 3, 4]
@@ -38,6 +44,7 @@ def test_every_seed_is_done_once_and_prepared_once(tmp_path: Path, workers: int)
     assert len(processes) <= max(1, workers)
 
 
+@pytest.mark.process
 def test_failing_seed_names_itself_and_spares_the_others(tmp_path: Path) -> None:
     with pytest.raises(
         WorkerError, match=r"^seed 1: ZeroDivisionError at jobs.py:\d+: one over"
@@ -49,6 +56,7 @@ def test_failing_seed_names_itself_and_spares_the_others(tmp_path: Path) -> None
     assert not list(tmp_path.glob("aside-*"))
 
 
+@pytest.mark.process
 def test_error_of_ours_is_told_in_its_own_words(tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match=r"^seed 0: no such thing\n"):
         collect(tmp_path, workers=1, count=1, refuses=0)
@@ -56,6 +64,7 @@ def test_error_of_ours_is_told_in_its_own_words(tmp_path: Path) -> None:
         collect(tmp_path, workers=1, count=1, prepare_raises=True)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -72,6 +81,7 @@ def test_worker_that_dies_is_named_and_the_others_finish(
     assert 1 not in done(tmp_path)
 
 
+@pytest.mark.process
 def test_interruption_stops_the_workers_and_clears_what_they_had_begun(tmp_path: Path) -> None:
     """As Ctrl-C does: KeyboardInterrupt in the parent, while a worker is in the middle."""
 
@@ -91,7 +101,7 @@ def test_interruption_stops_the_workers_and_clears_what_they_had_begun(tmp_path:
     assert threading.active_count() == before
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@in_process_and_in_a_worker
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [("refuses", "seed 2: no such thing"), ("raises", "seed 2: ZeroDivisionError at jobs.py")],
@@ -104,7 +114,7 @@ def test_failures_look_the_same_in_this_process_and_in_a_worker(
     assert done(tmp_path) == [0, 1]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@in_process_and_in_a_worker
 def test_preparation_that_is_refused_is_the_recipes_error(tmp_path: Path, workers: int) -> None:
     with pytest.raises(RecipeError, match="cannot prepare"):
         collect(tmp_path, workers=workers, prepare_raises=True)

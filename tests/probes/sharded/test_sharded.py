@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 
+ALWAYS = ("data_parallel.accumulation",)
 QUICK = (
-    "data_parallel.accumulation",
     "data_parallel.a_part_each",
     "fsdp2.tied_head",
     "fsdp2.accumulation",
@@ -93,9 +93,15 @@ def check(folder: Path, ranks: int, names: tuple[str, ...], name: str) -> None:
         assert said.read_text(encoding="utf-8") == ""
 
 
-@pytest.mark.parametrize("name", QUICK)
-def test_two_ranks(folder: Path, name: str) -> None:
-    check(folder, 2, QUICK, name)
+@pytest.mark.parametrize(
+    ("names", "name"),
+    [
+        *((ALWAYS, name) for name in ALWAYS),
+        *(pytest.param(QUICK, name, marks=pytest.mark.process) for name in QUICK),
+    ],
+)
+def test_two_ranks(folder: Path, names: tuple[str, ...], name: str) -> None:
+    check(folder, 2, names, name)
 
 
 @pytest.mark.slow

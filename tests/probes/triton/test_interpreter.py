@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.process
 def test_the_kernels_keep_their_laws_in_the_interpreter() -> None:
     pytest.importorskip("triton")
     cases = Path(__file__).with_name("interpreted.py")
