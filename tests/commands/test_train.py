@@ -115,7 +115,14 @@ def test_interrupted_training_goes_on_to_the_same_numbers(tmp_path: Path) -> Non
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     subprocess.run([SCRIPT, "train", "tiny", whole, *given, "--quiet"], check=True)
     command = [str(SCRIPT), "train", "tiny", str(broken), *given, "--workers", "2"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # A job in the background of a shell would ignore the signal, and hand that down.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     log = log_path(broken, "ratio", 0)
     deadline = time.monotonic() + 300
     while not log.exists() or len(log.read_bytes().splitlines()) < 4:
