@@ -39,9 +39,6 @@ CUT = ("near", "outside", "disagreement")
 VECTORS: Mapping[str, Vectors] = {"all": "all", "near": Near()}
 """What `vectors` means for a writer."""
 
-LATER_FIELDS = ("engine", "engine_precision")
-"""Fields that the first recipes did not have; their defaults do what was done then."""
-
 
 @dataclass(frozen=True)
 class RecordJob:
@@ -247,15 +244,11 @@ def _refuse_another_recipe(
         if not isinstance(before, dict):
             raise RecipeError(f"{path} was not recorded by a recipe: choose another folder")
         ladder = metadata.extra.get("ladder") or {}
-        then = (
-            _given_later(recipe)
-            | before
-            | {
-                "stored": _without_counts(metadata.stored),
-                "vectors": _words(metadata.near or "all"),
-                "ladder_tokens": ladder.get("tokens"),
-            }
-        )
+        then = before | {
+            "stored": _without_counts(metadata.stored),
+            "vectors": _words(metadata.near or "all"),
+            "ladder_tokens": ladder.get("tokens"),
+        }
         if path.parent.parent.name == f"arm={ZERO_STEP}":  # has no ladder in any case
             then["ladder_tokens"] = ladder_tokens
         for field in [*now, *then]:
@@ -287,11 +280,6 @@ def refuse_another_start(place: Path, then: Any, now: Mapping[str, Any]) -> None
             f"from {now['policy_sha256']}: choose another folder (a policy that is pre-trained on "
             "another processor, or by another torch, is another policy)"
         )
-
-
-def _given_later(recipe: Recipe) -> dict[str, Any]:
-    """Defaults of fields that dumps of an earlier version lack; they change nothing."""
-    return {name: type(recipe).__dataclass_fields__[name].default for name in LATER_FIELDS}
 
 
 def _recorded(folder: Path) -> Iterator[tuple[Path, Metadata]]:

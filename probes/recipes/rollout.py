@@ -256,9 +256,10 @@ def draw(logits: Tensor, generator: torch.Generator) -> Tensor:
     Tensor of int64, shape (row,)
     """
     cumulative = torch.softmax(logits, -1).cumsum(-1)
-    # A cumulative sum ends near 1; u scaled by it never lies beyond.
+    total = cumulative[:, -1:]  # 1 but for rounding
     u = torch.rand(len(logits), 1, dtype=torch.float64, generator=generator)
-    return (cumulative <= u * cumulative[:, -1:]).sum(-1)
+    below = total.nextafter(torch.zeros_like(total))  # a product with 1 - 2^-53 may round up
+    return (cumulative <= torch.minimum(u * total, below)).sum(-1)
 
 
 def ask(

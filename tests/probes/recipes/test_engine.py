@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -253,26 +252,3 @@ def test_weights_hash_sees_values_names_and_configuration() -> None:
     with torch.no_grad():
         model.weight[0, 0] += 1
     assert len({first, second, weights_hash(model)}) == 3
-
-
-def test_dump_of_a_time_without_engines_can_be_resumed(
-    cache: Path, whole_dump: Path, tmp_path: Path
-) -> None:
-    """Its metadata lack the fields, whose defaults do what was done then."""
-    run = tmp_path / "run"
-    for path in whole_dump.rglob("*.parquet"):
-        table = pq.read_table(path, partitioning=None)
-        metadata = dict(table.schema.metadata or {})
-        key = b"deltad"
-        if key in metadata:
-            metadata[key] = metadata[key].replace(b'"engine": "transformers", ', b"", 1)
-            metadata[key] = metadata[key].replace(b'"engine_precision": "auto", ', b"", 1)
-            assert b"engine_precision" not in metadata[key]
-        target = run / path.relative_to(whole_dump)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table.replace_schema_metadata(metadata), target)
-    options: dict[str, Any] = {"seeds": 2, "workers": 0, "store": "all", "quiet": True}
-    assert record(micro(), run, resume=True, **options) == []
-    with pytest.raises(RecipeError, match=r"engine is 'transformers' there and 'ctranslate2' now"):
-        record(micro(engine="ctranslate2"), run, resume=True, **options)
-    assert {field.name for field in dataclasses.fields(Recipe)} >= {"engine", "engine_precision"}
