@@ -59,9 +59,9 @@ figure4(table)
 
 # %% [markdown]
 # **What is seen.** (a) Most kept tokens move by a few hundredths to a few tenths of a nat, in
-# both directions. (b) The intervals of the two contracting fractions overlap. (c) A line a seed: which criterion is lower changes from seed to seed. The dotted
-# line is the base rate, P(ΔD > 0) among all disagreement tokens: a criterion that knows
-# something keeps tokens *below* it.
+# both directions. (b) The intervals of the two contracting fractions overlap. (c) A line a seed:
+# which criterion is lower changes from seed to seed. The dotted line is the base rate, P(ΔD > 0)
+# among all disagreement tokens: a criterion that knows something keeps tokens *below* it.
 
 # %% [markdown]
 # ## Whose update?
