@@ -16,7 +16,7 @@ EQUAL: Final = 1e-5
 """|log r| below which two float32 log-probs are one number."""
 
 MARGIN: Final = 0.05
-"""|log τ| that is no finding: at vanishing drift real updates left up to 0.04."""
+"""|log τ| that is no finding; at vanishing drift real updates left up to 0.06, with its error."""
 
 DRIFT_BIAS: Final = 0.2
 """What drift may leave in a log slope, as a share of ρ; healthy dumps showed up to 0.15."""
