@@ -37,7 +37,7 @@ from deltad.dumps import Dump
 # ## A tiny model, 61 seeds
 #
 # Recorded by `deltad record tiny data_dumps/tiny --ladder`. Every token outside the region
-# has all rungs.
+# but one has all rungs.
 
 # %%
 tiny = ladder_table(Dump.open("../data_dumps/tiny"))
@@ -47,8 +47,8 @@ tiny.figure()
 tiny
 
 # %% [markdown]
-# **What is seen.** What a token does to itself, the prediction foretells: 92 % of the signs
-# under the token's own gradient, also where the ratio is nearly always wrong (b). The
+# **What is seen.** The prediction is good at what a token does to itself: it has 92 % of the signs
+# right under the token's own gradient, and 91 % where the ratio is nearly always wrong (b). The
 # sequence's other tokens cost a few points. Then the batch's other sequences push, and both
 # criteria fall to a guess. From there on nothing happens any more: AdamW's step, a tenth of
 # it, the whole of it and even three times as much agree (c, d). The sign is lost to

@@ -55,22 +55,23 @@ def _entropy_shift(evidence: Evidence) -> Finding | None:
     policy = np.asarray(evidence.sample["pre_entropy"], dtype=np.float64)
     behavior = evidence.list_entropy
     known = np.isfinite(policy) & np.isfinite(behavior)
-    found: dict[int, tuple[float, int]] = {}
-    for d in (0, *DISTANCES):
-        every = np.arange(len(evidence))
-        rows, others = evidence.neighbours(d) if d else (every, every)
+    found: dict[int, tuple[float, float, int]] = {}
+    for d in DISTANCES:
+        rows, others = evidence.neighbours(d)
         both = known[rows] & known[others]
-        if both.sum() >= FEWEST:
-            over = correlation(
-                policy[rows][both][None],
-                behavior[others][both][None],
-                np.ones((1, int(both.sum())), np.bool_),
+        pairs = int(both.sum())
+        if pairs >= FEWEST:
+            rows, others = rows[both], others[both]
+            there, here = correlation(
+                np.stack([policy[rows], policy[rows]]),
+                np.stack([behavior[others], behavior[rows]]),
+                np.ones((2, pairs), np.bool_),
             )
-            found[d] = (float(over[0]), int(both.sum()))
-    if 0 not in found or len(found) < 2:
+            found[d] = (float(there), float(here), pairs)
+    if not found:
         return None
-    d = max((each for each in found if each), key=lambda each: found[each][0])
-    (r, pairs), here = found[d], found[0][0]
+    d = max(found, key=lambda each: found[each][0])
+    r, here, pairs = found[d]
     # Fisher's z of the two, whose difference has variance 2 / n.
     score = (math.atanh(min(r, 0.999)) - math.atanh(max(here, -0.999))) * math.sqrt(pairs / 2)
     if r < 0.7 or here > 0.5 * r or score < 5:
@@ -78,7 +79,7 @@ def _entropy_shift(evidence: Evidence) -> Finding | None:
     return Finding(
         "shift", float(min(0.97, 0.6 + 0.4 * r)), pairs, float(d),
         {"pattern": "entropies", "correlation_at_t_minus_d": r, "correlation_at_t": here,
-         "pairs": pairs, "tried": {str(each): value for each, (value, _) in found.items()}},
+         "pairs": pairs, "tried": {str(each): value[0] for each, value in found.items()}},
     )  # fmt: skip
 
 
@@ -134,7 +135,9 @@ def _misaligned_start(evidence: Evidence, tried: dict[str, float]) -> Finding | 
         share = min(float(worse[position == each].mean()) for each in range(length)
                     if (position == each).any())  # fmt: skip
         score = (share - 0.05) * np.sqrt(edge.sum() / (0.05 * 0.95))
-        if share > 0.5 and score > 4:
+        # Responses share their first states, so updates move these most: up to 0.68 of them were
+        # worse in a sound seed, 0.87 and more where they were misaligned.
+        if share > 0.75 and score > 4:
             return Finding(
                 "shift", 0.8, int(first.sum()), float(length),
                 {"pattern": "the first rows of responses hold other distributions",

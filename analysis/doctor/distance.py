@@ -16,7 +16,7 @@ EQUAL: Final = 1e-5
 """|log r| below which two float32 log-probs are one number."""
 
 MARGIN: Final = 0.05
-"""|log τ| that is no finding: at vanishing drift real updates left up to 0.04."""
+"""|log τ| that is no finding; at vanishing drift real updates left up to 0.06, with its error."""
 
 DRIFT_BIAS: Final = 0.2
 """What drift may leave in a log slope, as a share of ρ; healthy dumps showed up to 0.15."""
@@ -26,6 +26,12 @@ EVEN: Final = 0.7
 
 UNRELATED: Final = 0.62
 """ρ (r = 0.85) that a tenth of all rows of related policies stay below."""
+
+REMOTE: Final = 0.25
+"""Mean D of all tokens, nats, from which on it may be another model.
+
+Chains of updates from three base models that looked like one otherwise stayed below 0.18.
+"""
 
 
 def recomputed(evidence: Evidence) -> Finding | None:
@@ -296,8 +302,11 @@ def other_model(evidence: Evidence) -> Finding | None:
     flat = 0.65 < lag.flat < 1.5
     # One seed is one chain, which may go further than most; several tell how far chains go.
     several = len(np.unique(evidence.sample["seed"])) > 1
-    remote = lag.lowest > 2.8 or (several and lag.lowest > 1.45 and flat and low > 0.2)
-    if mean < 0.12 or middle < 0.3 or not (unrelated or remote) or same_way(evidence) > 0.4:
+    remote = lag.lowest > 2.2 or (several and lag.lowest > 1.45 and flat and low > 0.2)
+    sample = evidence.sample
+    # Of tokens that are not stored D is small.
+    everywhere = mean * sample.stored / sample.seen if sample.thinned else mean
+    if everywhere < REMOTE or middle < 0.3 or not (unrelated or remote) or same_way(evidence) > 0.4:
         return None
     return Finding(
         "other-model",

@@ -66,7 +66,9 @@ def _moved_ids(evidence: Evidence) -> Finding | None:
     for offset in (1, -1, 2, -2):
         theirs = looked_up(evidence, rows, evidence.ids[rows] - offset)
         taken, _ = sides(evidence, rows, theirs)
-        if len(taken) >= 10 and (best is None or taken.mean() > best[0]):
+        # A fault moves the ids of every row; drift mostly those of few, a tenth and less.
+        enough = len(taken) >= 10 and taken.sum() >= 0.15 * len(rows)
+        if enough and (best is None or taken.mean() > best[0]):
             best = (float(taken.mean()), offset, len(taken))
     # On ids that are numbers, drift itself goes by an id or two.
     if best is None or best[0] < (0.8 if abs(best[1]) == 1 else 0.92):

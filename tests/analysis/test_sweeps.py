@@ -206,6 +206,6 @@ def test_golden_numbers_of_the_tiny_dump() -> None:
         for over in ("threshold", "top-k")
         for point in sweep(dump, over=over).points
     }
-    assert found[0.02] == (1488, 66, 809)
-    assert found[0.15] == found[20] == (792, 45, 434)
-    assert found[5] == (356, 65, 175)
+    assert found[0.02] == (1642, 82, 875)
+    assert found[0.15] == found[20] == (954, 57, 519)
+    assert found[5] == (496, 113, 278)
