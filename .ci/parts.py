@@ -40,7 +40,9 @@ MORE_CHECKS = {
     "site": "NO_MKDOCS_2_WARNING=1 mkdocs build --strict",
 }
 FULL_CHECKS = {
-    "slow": "pytest -q -n 2 -rs -m 'slow and not (gpu or engine or verl or trl18)'",
+    "slow": "pytest -q -n 2 -rs -m 'slow and not (ray or gpu or engine or verl or trl18)'",
+    # After many other tests Ray ends the process that starts it.
+    "ray": "pytest -q -rs -m ray",
     "trl-1.8": "python environments/run.py trl-1.8",
     "verl": "python environments/run.py verl",
     "vllm": "python environments/run.py vllm",

@@ -66,6 +66,9 @@ class RealStep:
         return found
 
 
+_ATTEMPTS: Final = 20
+
+
 def real_step(
     *, groups: int, prompts: int, tokens: int, drift: int, lr: float, seed: int = 0
 ) -> RealStep:
@@ -128,27 +131,32 @@ def real_step(
 def _rollout(
     world: LanguageModelWorld, recipe: SmolLM2Recipe, groups: int, seed: int
 ) -> list[Group]:
-    """Sample responses that never stop, and reward the first line of each."""
+    """Sample responses that never stop, and reward the first line of each.
+
+    Drawn again until some group has mixed rewards, without which there is no gradient.
+    """
     source = random.Random(stream(seed, "rollout/prompts"))
-    problems = [world.problem(source) for _ in range(groups)]
-    drawn = sample(
-        world.model,
-        [problem.prompt_ids for problem in problems],
-        responses=recipe.responses,
-        generator=torch.Generator().manual_seed(stream(seed, "rollout/responses")),
-        temperature=recipe.temperature,
-        max_new_tokens=recipe.max_new_tokens,
-        stop=torch.zeros_like(world.stop),
-        pad_id=world.pad_id,
-    )
-    found = []
-    for problem, own in zip(problems, drawn, strict=True):
-        responses = tuple(ids for ids, _ in own)
-        rewards = tuple(_reward(world, problem, ids) for ids in responses)
-        found.append(Group(problem, responses, rewards, group_advantages(rewards)))
-    if not any(advantage for group in found for advantage in group.advantages):
-        raise RuntimeError("no group has mixed rewards, so there is no gradient: take another seed")
-    return found
+    generator = torch.Generator().manual_seed(stream(seed, "rollout/responses"))
+    for _ in range(_ATTEMPTS):
+        problems = [world.problem(source) for _ in range(groups)]
+        drawn = sample(
+            world.model,
+            [problem.prompt_ids for problem in problems],
+            responses=recipe.responses,
+            generator=generator,
+            temperature=recipe.temperature,
+            max_new_tokens=recipe.max_new_tokens,
+            stop=torch.zeros_like(world.stop),
+            pad_id=world.pad_id,
+        )
+        found = []
+        for problem, own in zip(problems, drawn, strict=True):
+            responses = tuple(ids for ids, _ in own)
+            rewards = tuple(_reward(world, problem, ids) for ids in responses)
+            found.append(Group(problem, responses, rewards, group_advantages(rewards)))
+        if any(advantage for group in found for advantage in group.advantages):
+            return found
+    raise RuntimeError(f"no group had mixed rewards in {_ATTEMPTS} rollouts: take another seed")
 
 
 def _reward(world: LanguageModelWorld, problem: Problem, response: tuple[int, ...]) -> float:

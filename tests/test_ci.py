@@ -90,6 +90,7 @@ def test_every_mark_is_run_by_some_part() -> None:
     assert set(options["addopts"][-1][5:-1].split(" or ")) == marks
     assert "'(process or pages or browser) and not slow'" in parts["MORE_CHECKS"]["marked"]
     (elsewhere,) = re.findall(r"'slow and not \((.*)\)'", parts["FULL_CHECKS"]["slow"])
-    assert set(elsewhere.split(" or ")) == {"gpu", *environments}
-    assert marks - set(environments) == {"process", "pages", "browser", "slow", "gpu"}
-    assert set(parts["FULL_CHECKS"]) == {"slow", *environments.values()}
+    assert set(elsewhere.split(" or ")) == {"ray", "gpu", *environments}
+    assert parts["FULL_CHECKS"]["ray"] == "pytest -q -rs -m ray"
+    assert marks - set(environments) == {"process", "pages", "browser", "slow", "ray", "gpu"}
+    assert set(parts["FULL_CHECKS"]) == {"slow", "ray", *environments.values()}

@@ -59,6 +59,7 @@ def engine() -> Iterator[RayEngine]:
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 def test_the_table_is_the_single_machines(run: Path, engine: RayEngine) -> None:
     dump = Dump.open(run)
     for question in (Question(), Question(0.02, "tv"), Question(protocol="own")):
@@ -73,6 +74,7 @@ def test_the_table_is_the_single_machines(run: Path, engine: RayEngine) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 def test_a_worker_that_is_killed_changes_nothing(
     run: Path, engine: RayEngine, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,6 +93,7 @@ def test_a_worker_that_is_killed_changes_nothing(
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 def test_a_file_on_which_every_worker_dies_is_named(
     run: Path, engine: RayEngine, tmp_path: Path
 ) -> None:
@@ -103,6 +106,7 @@ def test_a_file_on_which_every_worker_dies_is_named(
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 def test_a_poisoned_file_is_named_as_on_one_machine(engine: RayEngine, tmp_path: Path) -> None:
     made = make_dump(tmp_path / "run", rows=60, ranks=1, arms=["none"])
     edit_value(part_files(made)[1], "pre_logprob", 3, 0.5)
@@ -116,6 +120,7 @@ def test_a_poisoned_file_is_named_as_on_one_machine(engine: RayEngine, tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 def test_workers_of_another_version_are_refused(
     run: Path, engine: RayEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

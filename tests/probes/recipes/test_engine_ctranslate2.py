@@ -58,9 +58,10 @@ def test_float32_says_what_transformers_says(said: dict[str, list[EngineResponse
 
 
 def test_int8_is_another_policy_and_not_by_much(said: dict[str, list[EngineResponse]]) -> None:
-    found = mismatch(small_model(), said["int8"], temperature=0.7)
-    assert 1e-4 < found.kl_mean < 0.5
-    assert 1e-2 < found.sampled_mean < 0.5
+    """How coarse int8 is depends on the processor; everywhere it is far beyond rounding."""
+    exact, found = (mismatch(small_model(), said[precision], temperature=0.7) for precision in said)
+    assert 100 * exact.kl_mean < found.kl_mean < 0.5
+    assert 100 * exact.sampled_mean < found.sampled_mean < 0.5
 
 
 def test_responses_end_at_a_stop_and_are_handed_out_whole(
@@ -91,7 +92,7 @@ def test_call_repeats_by_its_seeds(cache: Path) -> None:
 
 def test_first_tokens_follow_what_the_engine_says(cache: Path) -> None:
     count = 2000
-    engine = opened("int8", max_new_tokens=1, top_k=72)
+    engine = opened("int8", max_new_tokens=1, top_k=72, temperature=3.0)
     said = engine.generate([[5, 6, 7]] * count, range(count))
     expected = np.zeros(72)
     expected[said[0].topk_ids[0]] = np.exp(said[0].topk_logprobs[0]) * count
@@ -168,7 +169,7 @@ def test_policy_that_has_not_moved_differs_from_the_engine(run: Path) -> None:
     table = pq.read_table(run / "arm=none" / "seed=0" / "part-0-0.parquet").to_pandas()
     first = table[table["step"] == 0]
     gap = (first["behavior_logprob"] - first["pre_logprob"]).abs()
-    assert 1e-2 < gap.mean() < 2.0  # int8 is coarse in a model of width 16
+    assert 1e-4 < gap.mean() < 2.0  # float32 rounding is 1e-6; how coarse int8 is, the CPU decides
     assert (first["full_kl_pre"] > 0).all()
     assert first["full_kl_pre"].mean() < 1.0
 

@@ -70,7 +70,7 @@ def test_killed_at_random_times_and_resumed_it_is_the_same_dump(
     script.write_text(RECORD)
     run = tmp_path / "run"
 
-    def start() -> subprocess.Popen[str]:
+    def start(run: Path = run) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, str(script), str(run), str(workers)],
             cwd=ROOT,
@@ -85,10 +85,13 @@ def test_killed_at_random_times_and_resumed_it_is_the_same_dump(
 
     whole = contents(whole_dump)
     times = random.Random(workers)
+    began = time.monotonic()
+    assert start(tmp_path / "undisturbed").wait() == 0
+    length = time.monotonic() - began
     killed = 0
     for _ in range(5):
         process = start()
-        time.sleep(times.uniform(0.2, 6.0))
+        time.sleep(times.uniform(0.1, 0.5) * length)
         process.send_signal(signal.SIGKILL)
         killed += process.wait() == -signal.SIGKILL
         if not run.exists():
