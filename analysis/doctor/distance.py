@@ -308,6 +308,12 @@ def other_model(evidence: Evidence) -> Finding | None:
     everywhere = mean * sample.stored / sample.seen if sample.thinned else mean
     if everywhere < REMOTE or middle < 0.3 or not (unrelated or remote) or same_way(evidence) > 0.4:
         return None
+    usable = evidence.usable_token
+    sampled = {
+        f"mean_log_{name}_of_sampled": float(np.mean(values[usable]))
+        for name, values in (("mu", evidence.mu_token), ("pi", evidence.pi_token))
+        if usable.any()
+    }
     return Finding(
         "other-model",
         0.95 if (low > UNRELATED and remote) or lag.lowest > 4 else 0.75,
@@ -318,8 +324,7 @@ def other_model(evidence: Evidence) -> Finding | None:
             "mean_divergence_nats": mean,
             "drift_of_best_tenth": float(low),
             "median_drift": float(middle),
-            "mean_log_mu_of_sampled": float(np.mean(evidence.mu_token[evidence.usable_token])),
-            "mean_log_pi_of_sampled": float(np.mean(evidence.pi_token[evidence.usable_token])),
+            **sampled,
             "samples_side_with_policy": value,
             "samples_side_error": error,
             **lag.evidence,
