@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from deltad.probes import Ladder, ProbeError, UpdateProbe
+from deltad.probes.adapter import low_rank
 from deltad.probes.head import Head
 
 from .precisions import Products, environment
@@ -63,7 +64,7 @@ def test_the_head_is_read_with_its_adapter() -> None:
 def test_its_product_is_exact_where_the_process_allows_less(environment: str) -> None:
     head = Head.of(adapted())
     with Products() as products:
-        head.low_rank(torch.zeros(2, head.weight.shape[1]))
+        low_rank(head.module, torch.zeros(2, head.weight.shape[1]), exclusive=True)
     assert products.made == {("ieee", torch.float32)}
 
 
