@@ -117,11 +117,11 @@ def full(commit: str, names: Sequence[str], *, fresh: bool) -> bool:
     """Run what has not passed for a commit, or some parts alone; whether all of that passed."""
     home = os.environ.get("DELTAD_FULL_STATE")
     folder = (Path(home) if home else Path.home() / ".cache" / "deltad" / "full") / commit
-    if fresh:
-        shutil.rmtree(folder, ignore_errors=True)
     parts = all_parts(full=True)
     if unknown := set(names) - set(parts):
         raise SystemExit(f"there is no part {min(unknown)!r}; there are: {', '.join(parts)}")
+    if fresh:
+        shutil.rmtree(folder, ignore_errors=True)
 
     def missing() -> list[str]:
         return [name for name in parts if not (folder / f"passed {name}").exists()]

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Final
 
 import pyarrow as pa
@@ -299,6 +300,14 @@ def _disagreement(first: PartFile, other: PartFile) -> Iterator[DumpError]:
 
 def _other_starts(parts: list[PartFile]) -> Iterator[DumpError]:
     """Files of recipes that started from another policy than the first one that says from which."""
+    for part in parts:
+        if "start" in part.metadata.extra and _start_policy(part) is None:
+            yield DumpError(
+                part.path,
+                "`start` must be an object with `policy_sha256`, a string, found "
+                f"{brief(part.metadata.extra['start'])}",
+                kind="metadata",
+            )
     saying = [(part, start) for part in parts if (start := _start_policy(part)) is not None]
     for part, start in saying[1:]:
         first, expected = saying[0]
@@ -314,4 +323,5 @@ def _other_starts(parts: list[PartFile]) -> Iterator[DumpError]:
 def _start_policy(part: PartFile) -> str | None:
     """Hash of the policy that a recipe's seeds start from; None where the file does not say."""
     start = part.metadata.extra.get("start")
-    return start.get("policy_sha256") if isinstance(start, dict) else None
+    found = start.get("policy_sha256") if isinstance(start, dict) else None
+    return found if isinstance(found, str) else None

@@ -48,6 +48,7 @@ def check_options(
     *,
     scale: float = 1.0,
     workers: int = 1,
+    exclusive: bool | None = None,
 ) -> None:
     """Refuse options that must be positive and are not, and a scale that wipes out the logits."""
     numbers: dict[str, Any] = {"temperature": temperature}
@@ -64,6 +65,8 @@ def check_options(
     for name, value in counts.items():
         if not is_integer(value) or value < 1:
             raise ProbeError(f"`{name}` must be positive and an integer, got {value!r}")
+    if not isinstance(exclusive, bool | None):
+        raise ProbeError(f"`exclusive` must be True, False or None, got {exclusive!r}")
     factor: Any = scale
     if not is_real(factor) or not math.isfinite(factor):
         raise ProbeError(f"`scale` must be finite, got {factor!r}")

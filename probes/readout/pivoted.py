@@ -133,7 +133,15 @@ def readout(
     """
     rows = head_weight.shape[0] if shard is None else shard.total
     check_shapes(hidden, head_weight, ids, rows, bias)
-    check_options(softcap, temperature, token_chunk, vocab_chunk, scale=scale, workers=workers)
+    check_options(
+        softcap,
+        temperature,
+        token_chunk,
+        vocab_chunk,
+        scale=scale,
+        workers=workers,
+        exclusive=exclusive,
+    )
     if fused and not supports(hidden, head_weight, ids, low_rank=low_rank):
         raise ProbeError(
             "`fused` needs Triton, CUDA tensors with contiguous rows in bfloat16, float16 or "
@@ -218,7 +226,15 @@ def read_logits(
     """
     total = head_weight.shape[0] if shard is None else shard.total
     check_shapes(hidden, head_weight, ids, total, bias)
-    check_options(softcap, temperature, token_chunk, vocab_chunk, scale=scale, workers=workers)
+    check_options(
+        softcap,
+        temperature,
+        token_chunk,
+        vocab_chunk,
+        scale=scale,
+        workers=workers,
+        exclusive=exclusive,
+    )
     positions = logits.shape[0] if rows is None else len(rows)
     if logits.ndim != 2 or logits.shape[1] != len(head_weight) or positions != len(hidden):
         raise ProbeError(

@@ -20,7 +20,7 @@ from torch import Tensor
 _IDLE_THREADS: Final = ("tqdm", "tensorboard")
 """Packages whose own classes of threads never multiply tensors: a progress bar, a log."""
 
-_OUR_THREADS: Final = "deltad"
+_OUR_THREADS: Final = "deltad "
 """How the names of our own threads begin; none of them multiplies tensors but the readout's."""
 
 
@@ -85,24 +85,40 @@ def exact_products(
     mkldnn: Any = torch.backends.mkldnn  # its stubs leave `matmul` out
     switch = {"cpu": mkldnn.matmul, "cuda": torch.backends.cuda.matmul}.get(device.type)
     with ExitStack() as put_back, torch.autocast(device.type, enabled=False):
-        if device.type == "cpu" and alone:
-            fast = "bf16" in exact and multiplies_bfloat16()
-            put_back.callback(_set(mkldnn.matmul, mkldnn, "bf16" if fast else "ieee"))
+        if device.type == "cpu" and alone and "bf16" in exact and multiplies_bfloat16():
+            put_back.callback(_set(mkldnn.matmul, mkldnn, "bf16"))
         elif switch is not None and switch.fp32_precision not in exact:
-            if alone:
-                put_back.callback(_lift_tf32())
-            else:
+            if not alone:
                 dtype = torch.float64
+            elif device.type == "cpu":
+                put_back.callback(_set(mkldnn.matmul, mkldnn, "ieee"))
+            else:
+                put_back.callback(_lift_tf32())
         yield dtype
 
 
 def _set(switch: Any, above: Any, precision: str) -> Callable[[], None]:
     """Set one switch; the function returned sets it back, to inheriting where it inherits."""
-    before = switch.fp32_precision
-    if before == above.fp32_precision:
-        before = "none"
+    before = "none" if _inherits(switch, above) else switch.fp32_precision
     switch.fp32_precision = precision
     return functools.partial(setattr, switch, "fp32_precision", before)
+
+
+def _inherits(switch: Any, above: Any) -> bool:
+    """Whether a switch follows those above it, which torch does not tell.
+
+    Where it agrees with the one for all backends, that is moved for a moment to see.
+    """
+    everything: Any = torch.backends
+    value, general = switch.fp32_precision, everything.fp32_precision
+    if value != above.fp32_precision:
+        return False
+    if value == "none" or value != general:
+        return True
+    everything.fp32_precision = moved = "tf32" if value == "ieee" else "ieee"
+    follows: bool = switch.fp32_precision == moved
+    everything.fp32_precision = general
+    return follows
 
 
 def _lift_tf32() -> Callable[[], None]:

@@ -102,7 +102,7 @@ def reference_readout(
     """
     rows_of_all = head_weight.shape[0] if shard is None else shard.total
     check_shapes(hidden, head_weight, ids, rows_of_all, bias)
-    check_options(softcap, temperature, token_chunk, vocab_chunk)
+    check_options(softcap, temperature, token_chunk, vocab_chunk, exclusive=exclusive)
     tokens, vocab = hidden.shape[0], head_weight.shape[0]
     offset = 0 if shard is None else shard.first
     sums = _Sums(tokens, ids, hidden.device)

@@ -42,10 +42,12 @@ def base_weights(number: int) -> dict[str, Tensor]:
     Raises
     ------
     RecipeError
-        Its file is missing or damaged.
+        There is none of this number, or its file is missing or damaged.
     """
     from safetensors.torch import load
 
+    if number not in range(len(SHA256)):
+        raise RecipeError(f"`base` must be 0 to {len(SHA256) - 1}, got {number}")
     path = _path(_FOLDER, number)
     try:
         content = path.read_bytes()

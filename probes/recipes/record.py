@@ -269,7 +269,7 @@ def refuse_another_start(place: Path, then: Any, now: Mapping[str, Any]) -> None
         They differ, or the file does not say.
     """
     before = then.get("policy_sha256") if isinstance(then, dict) else None
-    if before is None:
+    if not isinstance(before, str):
         raise RecipeError(
             f"{place} does not say which policy it started from, so more seeds may start from "
             "another one: choose another folder"

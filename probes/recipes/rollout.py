@@ -254,9 +254,19 @@ def draw(logits: Tensor, generator: torch.Generator) -> Tensor:
     Returns
     -------
     Tensor of int64, shape (row,)
+
+    Raises
+    ------
+    RecipeError
+        A row holds no distribution: a NaN, +∞ or nothing but −∞.
     """
     cumulative = torch.softmax(logits, -1).cumsum(-1)
     total = cumulative[:, -1:]  # 1 but for rounding
+    if not bool(total.isfinite().all()):
+        raise RecipeError(
+            "the policy gives logits that are no distribution (NaN or infinite): nothing can be "
+            "sampled from it"
+        )
     u = torch.rand(len(logits), 1, dtype=torch.float64, generator=generator)
     below = total.nextafter(torch.zeros_like(total))  # a product with 1 - 2^-53 may round up
     return (cumulative <= torch.minimum(u * total, below)).sum(-1)

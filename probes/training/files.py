@@ -230,7 +230,8 @@ def settle_start(folder: Path, start: Mapping[str, Any], arithmetic: Mapping[str
     """
     path = options_path(folder)
     options = read_options(folder)
-    if options.get("start", {}) is not None:
+    begun = any(path.parent.glob("mask=*"))
+    if options.get("start", {}) is not None or begun:
         refuse_another_start(path, options.get("start"), start)
         return
     options |= {"start": dict(start), "arithmetic": dict(arithmetic)}

@@ -65,7 +65,9 @@ def test_its_product_is_exact_where_the_process_allows_less(environment: str) ->
     head = Head.of(adapted())
     with Products() as products:
         low_rank(head.module, torch.zeros(2, head.weight.shape[1]), exclusive=True)
-    assert products.made == {("ieee", torch.float32)}
+    ((setting, dtype),) = products.made
+    assert setting in ("ieee", "none")
+    assert dtype == torch.float32
 
 
 def test_adapters_that_are_off_or_merged_add_nothing() -> None:

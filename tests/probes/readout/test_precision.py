@@ -52,6 +52,21 @@ def test_a_setting_that_was_inherited_still_is(environment: str) -> None:
         assert (MKLDNN.matmul.fp32_precision == later) or not inherits
 
 
+@pytest.mark.parametrize("value", ["tf32", "bf16", "ieee"])
+@pytest.mark.usefixtures("environment")
+def test_a_setting_of_its_own_stays_its_own_though_the_general_one_is_the_same(
+    monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setattr(precision, "multiplies_bfloat16", lambda: True)
+    hidden, weight, ids = inputs(dtype=torch.bfloat16)
+    ALL.fp32_precision = MKLDNN.matmul.fp32_precision = value
+    readout(hidden, weight, ids, exclusive=True)
+    readout(hidden.float(), weight.float(), ids, exclusive=True)
+    assert ALL.fp32_precision == MKLDNN.matmul.fp32_precision == value
+    ALL.fp32_precision = "none"
+    assert MKLDNN.matmul.fp32_precision == value
+
+
 @pytest.mark.parametrize("native", [True, False])
 def test_bfloat16_arithmetic_is_for_bfloat16_numbers_on_processors_that_have_it(
     monkeypatch: pytest.MonkeyPatch, native: bool
@@ -60,11 +75,11 @@ def test_bfloat16_arithmetic_is_for_bfloat16_numbers_on_processors_that_have_it(
     half, single = inputs(dtype=torch.bfloat16), inputs()
     pair = (torch.ones(TOKENS, 1), torch.ones(VOCAB, 1))
     for (hidden, weight), low_rank, setting in (
-        (half[:2], [], "bf16" if native else "ieee"),
-        (single[:2], [], "ieee"),
-        ((half[0], single[1]), [], "ieee"),
-        (half[:2], [pair], "ieee"),
-        (half[:2], [(pair[0].bfloat16(), pair[1].bfloat16())], "bf16" if native else "ieee"),
+        (half[:2], [], "bf16" if native else "none"),
+        (single[:2], [], "none"),
+        ((half[0], single[1]), [], "none"),
+        (half[:2], [pair], "none"),
+        (half[:2], [(pair[0].bfloat16(), pair[1].bfloat16())], "bf16" if native else "none"),
     ):
         with Products() as products:
             readout(hidden, weight, half[2], low_rank=low_rank, exclusive=True)
@@ -137,7 +152,7 @@ def test_the_products_of_a_graph_stay_in_float32(monkeypatch: pytest.MonkeyPatch
     hidden, weight, _ = inputs(dtype=torch.bfloat16)
     with exact_products(hidden, weight, exclusive=True) as dtype:
         assert dtype == torch.float32
-        assert MKLDNN.matmul.fp32_precision == "ieee"
+        assert MKLDNN.matmul.fp32_precision == "none"
 
 
 @pytest.mark.parametrize(

@@ -113,3 +113,14 @@ def test_a_dump_of_two_starts_is_found(whole_dump: Path, tmp_path: Path) -> None
     edit_metadata(part, start={**read_metadata(part)["start"], "policy_sha256": "f" * 64})
     with pytest.raises(DumpError, match=r"arm=ratio/seed=1/.*: started from another policy than"):
         check_dump(run)
+
+
+@pytest.mark.parametrize("start", [None, 5, [], {}, {"policy_sha256": 5}])
+def test_a_start_that_says_nothing_is_found(
+    whole_dump: Path, tmp_path: Path, start: object
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole_dump, run)
+    edit_metadata(run / "arm=none/seed=0/part-0-0.parquet", start=start)
+    with pytest.raises(DumpError, match="`start` must be an object with `policy_sha256`"):
+        check_dump(run)

@@ -198,3 +198,10 @@ def test_ids_are_drawn_as_often_as_their_probability_says() -> None:
     assert torch.equal(shares == 0, probabilities == 0)
     # Five standard deviations of a share of one half.
     assert float((shares - probabilities).abs().max()) < 5 * math.sqrt(0.25 / count)
+
+
+@pytest.mark.parametrize("values", [[0.0, math.nan], [0.0, math.inf], [-math.inf, -math.inf]])
+def test_what_is_no_distribution_is_refused(values: list[float]) -> None:
+    logits = torch.tensor([[0.0, 1.0], values], dtype=torch.float64)
+    with pytest.raises(RecipeError, match="no distribution"):
+        draw(logits, torch.Generator())

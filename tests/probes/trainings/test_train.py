@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from deltad.curves import CURVES, log_path, read_lines
+from deltad.curves import CURVES, log_path, options_path, read_lines
 from deltad.dumps import Dump
 from deltad.dumps.lock import InUseError, locked
 from deltad.dumps.validate import check_dump
@@ -237,3 +238,22 @@ def test_two_trainings_into_one_folder_are_kept_apart(tmp_path: Path) -> None:
     with locked(tmp_path / "run"), pytest.raises(InUseError, match=r"by process \d+ on "):
         train_here(tmp_path / "run", resume=True)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("start", [None, {"policy_sha256": "0" * 64}, [], "missing"])
+def test_a_training_of_another_start_is_not_resumed(
+    trained: Path, cache: Path, tmp_path: Path, start: Any
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    path = options_path(run)
+    options = json.loads(path.read_text())
+    assert options["start"] == {"policy_sha256": options["start"]["policy_sha256"]}
+    if start == "missing":
+        del options["start"]
+    else:
+        options["start"] = start
+    path.write_text(json.dumps(options))
+    with pytest.raises(RecipeError, match=r"does not say which policy|started from the policy"):
+        train_here(run, seeds=2, resume=True)
+    assert json.loads(path.read_text()) == options
