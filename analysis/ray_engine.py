@@ -96,29 +96,27 @@ class RayEngine:
         waiting = iter(items)
         flying: deque[tuple[Item, Any]] = deque()
         unseen: dict[Any, Item] = {}
-        try:
-            while True:
-                for item in waiting:
-                    reference = task.remote(function, item, __version__)
-                    flying.append((item, reference))
-                    unseen[reference] = item
-                    if len(flying) >= window:
-                        break
-                if not flying:
-                    return
-                item, reference = flying[0]
-                while reference in unseen:
-                    done, _ = ray.wait(list(unseen), num_returns=1)
-                    for each in done:
-                        over = unseen.pop(each)
-                        if progress is not None:
-                            progress(over)
-                found = self._result(item, reference)
-                flying.popleft()
-                yield found
-        finally:  # an error, an interruption, or nobody wants the rest
-            for _, reference in flying:
-                ray.cancel(reference)
+        # Where an error or the caller ends this early, what is in flight runs out unseen: to cancel
+        # a task that has just ended can make Ray (2.60) end this process.
+        while True:
+            for item in waiting:
+                reference = task.remote(function, item, __version__)
+                flying.append((item, reference))
+                unseen[reference] = item
+                if len(flying) >= window:
+                    break
+            if not flying:
+                return
+            item, reference = flying[0]
+            while reference in unseen:
+                done, _ = ray.wait(list(unseen), num_returns=1)
+                for each in done:
+                    over = unseen.pop(each)
+                    if progress is not None:
+                        progress(over)
+            found = self._result(item, reference)
+            flying.popleft()
+            yield found
 
     def close(self) -> None:
         """Leave the cluster, and stop it if it was started here."""
