@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from numbers import Integral, Real
-from typing import Final
+from typing import Any, Final
 
 from deltad._array import Array
 
@@ -47,6 +48,23 @@ def is_real(value: object) -> bool:
 def is_integer(value: object) -> bool:
     """Whether this is an integer of Python or NumPy, and no bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def printable(text: str) -> str:
+    """Text from outside that any terminal prints on one line, escape characters spelled out."""
+    words = " ".join(text.split())
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode("ascii")
+        for each in words
+    )
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse a file's JSON; what is none, or is nested too deeply to be read, is a ValueError."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def require(xp: Array, holds: Array, message: Callable[[int], str]) -> None:

@@ -14,7 +14,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from deltad._checks import parse_json
 from deltad.dumps import DumpError
+from deltad.dumps.storage import read_bytes
 
 TRAINING: Final = "_training"
 """Folder in RUN for the log of a training; dataset readers skip names that begin with `_`."""
@@ -103,8 +105,9 @@ CURVES: Final[Mapping[str, Curve]] = MappingProxyType(
                 "Share of response tokens outside that exactly one of ratio and prediction masks.",
             ),
             Curve(
-                "increase_fraction", "outside_increase", "outside", "outside, with ΔD > 0",
-                "Share of the tokens outside whose D grew in their step.",
+                "increase_fraction", "outside_increase", "outside_determined",
+                "outside, with ΔD > 0",
+                "Share of the determined tokens outside whose D grew in their step.",
             ),
             Curve(
                 "delta_d", "delta_d", "tokens", "ΔD (nats)",
@@ -177,14 +180,19 @@ class BatchLine:
             Not such a line.
         """
         try:
-            found = json.loads(text)
+            found = parse_json(text)
             places = {name: found[name] for name in ("seed", "batch", "step")}
             if wrong := [name for name, value in places.items() if type(value) is not int]:
                 raise ValueError(f"`{wrong[0]}` must be a whole number")
             sums = {str(name): float(value) for name, value in found["sums"].items()}
+            mask = str(found["mask"])
+            if not mask.isprintable():
+                raise ValueError(f"`mask` must be printable, found {mask!r}")
             if bad := [name for name, value in sums.items() if not math.isfinite(value)]:
                 raise ValueError(f"`{bad[0]}` must be finite, found {sums[bad[0]]}")
-            return cls(mask=str(found["mask"]), **places, sums=sums)
+            if "outside" in sums:  # older lines took every ΔD for determined
+                sums.setdefault("outside_determined", sums["outside"])
+            return cls(mask=mask, **places, sums=sums)
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"a line of a training is malformed: {error!r}") from error
 
@@ -209,7 +217,7 @@ def read_lines(path: Path) -> Iterator[BatchLine]:
     OSError
         The file cannot be read.
     """
-    text = path.read_bytes()
+    text = read_bytes(path)
     for number, line in enumerate(text[: text.rfind(b"\n") + 1].splitlines(), start=1):
         try:
             found = BatchLine.from_json(line)
@@ -234,7 +242,7 @@ def read_options(run: Path) -> dict[str, Any]:
     """
     path = options_path(run)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(read_bytes(path))
     except FileNotFoundError as error:
         raise DumpError(run, f"holds no training: there is no {path}") from error
     except ValueError as error:

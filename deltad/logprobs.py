@@ -23,11 +23,10 @@ from numpy.typing import NDArray
 from deltad._array import Array, namespace
 from deltad.masks import CLIP_HIGH, CLIP_LOW
 
-LOG_RATIO_BOUND: Final = 20.0
-"""|log r|, or its sum over a sequence, beyond which r counts as e^±20 in k3, r and r².
+LOG_RATIO_BOUND: Final = 300.0
+"""|log r| beyond which a token's r counts as e^±300, so that sums of r² stay finite in float64.
 
-One token could overflow every sum otherwise. verl bounds r and r² in the same place and leaves
-its k3 unbounded.
+verl and TRL bound it, and its sum over a sequence, at 20.
 """
 
 LOG_PPL_BOUND: Final = 600.0
@@ -95,7 +94,7 @@ def k3(behavior_logprob: Array, policy_logprob: Array) -> Array:
 
     Notes
     -----
-    Schulman, "Approximating KL divergence" (2020). r is bounded at e^LOG_RATIO_BOUND.
+    Schulman, "Approximating KL divergence" (2020). log r is bounded at LOG_RATIO_BOUND.
 
     Examples
     --------
@@ -106,6 +105,12 @@ def k3(behavior_logprob: Array, policy_logprob: Array) -> Array:
     xp = namespace(behavior_logprob)
     log_ratio = policy_logprob - behavior_logprob
     return xp.expm1(_bounded(xp, log_ratio)) - log_ratio
+
+
+def _add_logs(first: float, second: float) -> float:
+    """Logarithm of the sum of two numbers that are given by theirs."""
+    with np.errstate(invalid="ignore"):  # NaN stays
+        return float(np.logaddexp(first, second))
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,9 @@ class LogprobSums:
         How many there are.
     clip_tokens, clipped : float
         Tokens whose advantage is known, and those of them that clip-higher drops.
+    log_sequence_ratio, log_sequence_ratio_squared : float
+        Logarithms of the sums over sequences of Π_t r_t and of its square, which overflow and
+        underflow in long sequences; −∞ without any, NaN where they are not known.
     """
 
     tokens: float = 0.0
@@ -145,14 +153,14 @@ class LogprobSums:
     policy_log_ppl: float = 0.0
     log_ppl_abs_diff: float = 0.0
     ppl_ratio: float = 0.0
-    sequence_ratio: float = 0.0
-    sequence_ratio_squared: float = 0.0
     ratio_max: float = field(default=-math.inf, metadata={"merge": max})
     ratio_min: float = field(default=math.inf, metadata={"merge": min})
     logprob_diff_max: float = field(default=-math.inf, metadata={"merge": max})
     prob_diff_max: float = field(default=-math.inf, metadata={"merge": max})
     log_ppl_diff_max: float = field(default=-math.inf, metadata={"merge": max})
     log_ppl_diff_min: float = field(default=math.inf, metadata={"merge": min})
+    log_sequence_ratio: float = field(default=-math.inf, metadata={"merge": _add_logs})
+    log_sequence_ratio_squared: float = field(default=-math.inf, metadata={"merge": _add_logs})
 
     @classmethod
     def of(
@@ -313,7 +321,7 @@ def _sequence_sums(
     length = np.bincount(place)
     behavior, policy = (np.bincount(place, values) / length for values in (-log_mu, -log_pi))
     difference = policy - behavior
-    ratio = np.exp(_bounded(np, -difference * length))
+    log_ratio = np.bincount(place, log_pi - log_mu)
     sums = {
         "behavior_ppl": np.exp(np.minimum(behavior, LOG_PPL_BOUND)),
         "policy_ppl": np.exp(np.minimum(policy, LOG_PPL_BOUND)),
@@ -321,12 +329,12 @@ def _sequence_sums(
         "policy_log_ppl": policy,
         "log_ppl_abs_diff": np.abs(difference),
         "ppl_ratio": np.exp(np.minimum(difference, LOG_PPL_BOUND)),
-        "sequence_ratio": ratio,
-        "sequence_ratio_squared": ratio**2,
     }
     return {
         "sequences": float(len(length)),
         **{name: float(values.sum()) for name, values in sums.items()},
         "log_ppl_diff_max": float(difference.max()),
         "log_ppl_diff_min": float(difference.min()),
+        "log_sequence_ratio": float(np.logaddexp.reduce(log_ratio)),
+        "log_sequence_ratio_squared": float(np.logaddexp.reduce(2 * log_ratio)),
     }

@@ -12,12 +12,13 @@ were read in `trainer/grpo_trainer.py` and not run.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from deltad.logprobs import LOG_RATIO_BOUND, LogprobSums, k1, k2, k3
+from deltad.logprobs import LogprobSums, k1, k2, k3
 from deltad.masks import CLIP_HIGH, CLIP_LOW
 
 __all__ = [
@@ -78,6 +79,21 @@ def _sequences(sums: LogprobSums) -> float:
     return sums.sequences
 
 
+def _mean_product(sums: LogprobSums) -> float:
+    """Logarithm of the mean over sequences of Π_t r_t."""
+    return sums.log_sequence_ratio - math.log(sums.sequences)
+
+
+def _mean_square(sums: LogprobSums) -> float:
+    """Logarithm of the mean over sequences of (Π_t r_t)²."""
+    return sums.log_sequence_ratio_squared - math.log(sums.sequences)
+
+
+def _exp(value: float) -> float:
+    """Exponential, ∞ where it overflows."""
+    return math.inf if value > _OVERFLOW else math.exp(value)
+
+
 def _one_if(count: Callable[[LogprobSums], float]) -> Callable[[LogprobSums], float]:
     """Denominator of an extreme: 1 where there is anything."""
     return lambda sums: 1.0 if count(sums) else 0.0
@@ -102,8 +118,12 @@ def _spread(sums: LogprobSums) -> float:
     return math.sqrt(product)
 
 
-_BOUND: Final = f"ours bounds |log r| at {LOG_RATIO_BOUND:g}"
+_OVERFLOW: Final = math.log(sys.float_info.max)
+_BOUND: Final = "theirs bounds |log r| at 20"
 _TRL: Final = "TRL averages over ranks, ours over tokens"
+_TRL_TOKEN: Final = (
+    "TRL's where `vllm_importance_sampling_mode` is `token_mask` or `token_truncate`"
+)
 
 METRICS: Final[Mapping[str, Metric]] = MappingProxyType(
     {
@@ -118,15 +138,17 @@ METRICS: Final[Mapping[str, Metric]] = MappingProxyType(
             Metric("k2_kl", "⟨½ (log r)²⟩", lambda s: s.k2, _tokens),
             Metric(
                 "k3_kl", "⟨r − 1 − log r⟩", lambda s: s.k3, _tokens,
-                theirs=("rollout_corr/k3_kl",), difference=_BOUND,
+                theirs=("rollout_corr/k3_kl",),
             ),
             Metric(
                 "chi2_token", "⟨r²⟩ − 1", lambda s: s.ratio_squared, _tokens,
                 finish=lambda mean: mean - 1, theirs=("rollout_corr/chi2_token",),
+                difference=_BOUND,
             ),
             Metric(
-                "chi2_seq", "⟨(Π_t r_t)²⟩_s − 1", lambda s: s.sequence_ratio_squared, _sequences,
-                finish=lambda mean: mean - 1, theirs=("rollout_corr/chi2_seq",),
+                "chi2_seq", "⟨(Π_t r_t)²⟩_s − 1", _mean_square, _one_if(_sequences),
+                finish=lambda log: _exp(log) - 1, theirs=("rollout_corr/chi2_seq",),
+                difference="theirs bounds |Σ_t log r_t| at 20",
             ),
             Metric(
                 "ess", "⟨r⟩² / ⟨r²⟩", lambda s: s.ratio**2,
@@ -136,23 +158,29 @@ METRICS: Final[Mapping[str, Metric]] = MappingProxyType(
                 "logged only where such weights are made",
             ),
             Metric(
-                "ess_seq", "⟨Π_t r_t⟩_s² / ⟨(Π_t r_t)²⟩_s", lambda s: s.sequence_ratio**2,
-                lambda s: s.sequences * s.sequence_ratio_squared,
+                "ess_seq", "⟨Π_t r_t⟩_s² / ⟨(Π_t r_t)²⟩_s",
+                lambda s: 2 * _mean_product(s) - _mean_square(s), _one_if(_sequences), finish=_exp,
+            ),
+            Metric(
+                "sequence_ratio_mean", "⟨Π_t r_t⟩_s", _mean_product, _one_if(_sequences),
+                finish=_exp, theirs=("sampling/importance_sampling_ratio/mean",),
+                difference="theirs where `vllm_importance_sampling_mode` is `sequence_mask` (TRL's "
+                "default) or `sequence_truncate`, after masking or truncation",
             ),
             Metric(
                 "ratio_mean", "⟨r⟩", lambda s: s.ratio, _tokens,
                 theirs=("rollout_corr/rollout_is_mean", "sampling/importance_sampling_ratio/mean"),
-                difference=f"theirs is of the truncated weights; {_TRL}",
+                difference=f"theirs is of the masked or truncated weights; {_TRL_TOKEN}; {_TRL}",
             ),
             Metric(
                 "ratio_max", "max r", lambda s: s.ratio_max, _one_if(_tokens),
                 theirs=("rollout_corr/rollout_is_max", "sampling/importance_sampling_ratio/max"),
-                difference=f"theirs is of the truncated weights; {_BOUND}",
+                difference=f"theirs is of the masked or truncated weights; {_TRL_TOKEN}",
             ),
             Metric(
                 "ratio_min", "min r", lambda s: s.ratio_min, _one_if(_tokens),
                 theirs=("rollout_corr/rollout_is_min", "sampling/importance_sampling_ratio/min"),
-                difference=f"theirs is of the weights after IcePop's zeros; {_BOUND}",
+                difference=f"theirs is of the weights, 0 where masked; {_TRL_TOKEN}",
             ),
             Metric(
                 "behavior_ppl", "⟨exp(−mean_t log μ)⟩_s", lambda s: s.behavior_ppl, _sequences,

@@ -66,6 +66,7 @@ def by_hand(batch: dict[str, np.ndarray[Any, Any]]) -> dict[str, float]:
         "chi2_seq": mean(r * r - 1 for r in products),
         "ess": sum(ratio) ** 2 / sum(r * r for r in ratio) / len(ratio),
         "ess_seq": sum(products) ** 2 / sum(r * r for r in products) / len(products),
+        "sequence_ratio_mean": mean(products),
         "ratio_mean": mean(ratio),
         "ratio_max": max(ratio),
         "ratio_min": min(ratio),
@@ -162,7 +163,15 @@ def test_equal_policies_have_nothing_to_report(batch: dict[str, np.ndarray[Any, 
     zero = ("kl", "k2_kl", "k3_kl", "chi2_token", "chi2_seq", "log_ppl_diff", "log_ppl_abs_diff",
             "logprob_diff_max", "prob_diff_max", "prob_diff_std", "clip_fraction")  # fmt: skip
     assert all(found[name] == pytest.approx(0, abs=1e-12) for name in zero)
-    one = ("ess", "ess_seq", "ratio_mean", "ratio_max", "ratio_min", "ppl_ratio")
+    one = (
+        "ess",
+        "ess_seq",
+        "sequence_ratio_mean",
+        "ratio_mean",
+        "ratio_max",
+        "ratio_min",
+        "ppl_ratio",
+    )
     assert all(found[name] == pytest.approx(1) for name in one)
 
 
@@ -172,7 +181,7 @@ def test_the_clip_fraction_is_what_clip_higher_masks(
     batch: dict[str, np.ndarray[Any, Any]],
 ) -> None:
     tokens = Tokens(batch["advantage"], batch["behavior_logprob"], batch["policy_logprob"])
-    masked = ~CRITERIA["clip-higher"].keep(tokens)
+    masked = ~CRITERIA["clip-higher"].keeps(tokens)
     assert metric_values(sums_of(batch))["clip_fraction"] == pytest.approx(masked.mean())
 
 
@@ -180,8 +189,9 @@ def test_what_is_not_known_is_nan() -> None:
     assert all(math.isnan(value) for value in metric_values(LogprobSums()).values())
     found = metric_values(LogprobSums.of(np.log([0.5]), np.log([0.25])))
     assert {name for name, value in found.items() if math.isnan(value)} == {
-        "chi2_seq", "ess_seq", "behavior_ppl", "policy_ppl", "behavior_log_ppl", "policy_log_ppl",
-        "log_ppl_diff", "log_ppl_abs_diff", "log_ppl_diff_max", "log_ppl_diff_min", "ppl_ratio",
+        "chi2_seq", "ess_seq", "sequence_ratio_mean", "behavior_ppl", "policy_ppl",
+        "behavior_log_ppl", "policy_log_ppl", "log_ppl_diff", "log_ppl_abs_diff",
+        "log_ppl_diff_max", "log_ppl_diff_min", "ppl_ratio",
         "prob_diff_std", "prob_pearson", "clip_fraction",
     }  # fmt: skip
     assert LogprobSums.of(np.zeros(0), np.zeros(0), sequence=np.zeros(0, int)) == LogprobSums()
@@ -192,8 +202,37 @@ def test_one_absurd_token_leaves_every_sum_finite() -> None:
         np.array([-5000.0, -1.0]), np.array([-1.0, -5000.0]), sequence=np.array([0, 1])
     )
     found = metric_values(sums)
-    assert all(np.isfinite(value) or name == "clip_fraction" for name, value in found.items())
+    infinite = {name for name, value in found.items() if not np.isfinite(value)}
+    assert infinite == {"clip_fraction", "chi2_seq", "sequence_ratio_mean"}
+    assert found["ess_seq"] == pytest.approx(0.5)  # of two sequences one counts
     assert found["ratio_max"] == pytest.approx(math.exp(LOG_RATIO_BOUND))
+
+
+@pytest.mark.parametrize("per_token", [-0.05, 0.0, 0.005])
+def test_products_over_long_sequences_are_neither_bounded_nor_rounded_to_nothing(
+    per_token: float,
+) -> None:
+    """Whole sequences far from μ are not equally good, and batches of them add up."""
+    rng = np.random.default_rng(0)
+    sequences, length = 64, 32_000
+    log_ratio = per_token + 0.1 * rng.normal(size=(sequences, length))
+    sums = LogprobSums()
+    for rows in np.split(log_ratio, 4):
+        mu = np.full(rows.size, -1.0)
+        sequence = np.repeat(np.arange(len(rows)), length)
+        sums += LogprobSums.of(mu, mu + rows.ravel(), sequence=sequence)
+    products = log_ratio.sum(axis=1)
+    most = products.max()
+    weights = [math.exp(each - most) for each in products]
+    expected = math.fsum(weights) ** 2 / math.fsum(w * w for w in weights) / sequences
+    found = metric_values(sums)
+    assert found["ess_seq"] == pytest.approx(expected, rel=1e-6)
+    assert found["ess_seq"] < 0.1
+    mean = math.log(math.fsum(weights) / sequences) + most
+    assert sums.log_sequence_ratio - math.log(sequences) == pytest.approx(mean, rel=1e-9)
+    square = math.log(math.fsum(w * w for w in weights) / sequences) + 2 * most
+    chi2 = math.exp(square) - 1 if square < 700 else math.inf
+    assert found["chi2_seq"] == pytest.approx(chi2, rel=1e-6)
 
 
 def test_tensors_count_like_arrays() -> None:

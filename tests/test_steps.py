@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deltad.dumps import Batch, Dump, Metadata, batch_tokens, part_batches
-from deltad.histogram import BINS_PER_DECADE, LogHistogram
 from deltad.logprobs import LogprobSums
-from deltad.masks import CRITERIA, NONE, CriterionError
+from deltad.masks import CRITERIA, NONE, CriterionError, Rule
 from deltad.metrics import metric_values
-from deltad.step_counting import columns_for, count_steps
-from deltad.steps import FORMAT, RATES, StepQuestion, StepScalars, steps_path
+from deltad.steps import (
+    BINS_PER_DECADE,
+    FORMAT,
+    RATES,
+    LogHistogram,
+    StepQuestion,
+    StepScalars,
+    columns_for,
+    count_steps,
+    steps_path,
+)
 from tests.dumps.factory import make_dump
 
 few = settings(max_examples=40, deadline=None)
@@ -29,7 +38,8 @@ def counted(run: Path, question: StepQuestion, arm: str = "none") -> dict[int, S
     dump = Dump.open(run)
     found: dict[int, StepScalars] = {}
     for part in dump.files(arm, 0):
-        for batch in part_batches(part, columns=columns_for(question)):
+        names = [name for name in columns_for(question) if name in part.columns]
+        for batch in part_batches(part, columns=names):
             for step in count_steps(
                 batch, part.metadata, question, arm=arm, seed=0, rank=part.rank
             ):
@@ -67,26 +77,34 @@ def test_counts_are_those_of_a_loop_over_tokens(run: Path, divergence: str) -> N
         pre = before.divergence(divergence)
         delta = batch_tokens(part, metadata, post=True).divergence(divergence) - pre
         keeps = {
-            name: CRITERIA[name].keep(before, threshold=0.05, divergence=divergence)
-            for name in question.watched
+            name: CRITERIA[name].keeps(before, threshold=0.05, divergence=divergence)
+            for name in question.rules
         }
         expected = dict.fromkeys(step.counts, 0)
         expected["tokens"] = int((batch["step"] == number).sum())
-        expected["without_vectors"] = expected["tokens"] - len(pre)
+        expected["with_topk"] = len(pre)
+        expected["without_topk"] = expected["tokens"] - len(pre)
         expected["in_loss"] = int(batch["in_loss"][batch["step"] == number].sum())
+        noise = batch["delta_d_noise"][here]
         for at in range(len(pre)):
-            up, down, out = delta[at] > 0, delta[at] < 0, pre[at] > 0.05
-            ours, theirs = keeps[question.criterion][at], keeps["ratio"][at]
-            expected["increase"] += up
+            clear, out = not abs(delta[at]) < noise[at], pre[at] > 0.05
+            up, down = clear and delta[at] > 0, clear and delta[at] < 0
+            ours, theirs = keeps[str(question.criterion)][at], keeps["ratio"][at]
             expected["outside"] += out
-            expected["outside_increase"] += out and up
+            sets = ["", *["outside_"] * bool(out)]
             if out and ours != theirs:
                 expected["disagreement"] += 1
-                expected["disagreement_increase"] += up
                 side = "criterion" if ours else "baseline"
                 expected[f"{side}_kept"] += 1
                 expected[f"{side}_unsafe"] += up
                 expected[f"{side}_contracting"] += down
+                expected[f"{side}_determined"] += clear
+                expected[f"{side}_undetermined"] += not clear
+                sets.append("disagreement_")
+            for name in sets:
+                expected[f"{name}increase"] += up
+                expected[f"{name}determined"] += clear
+                expected[f"{name}undetermined"] += not clear
         assert step.counts == expected
         assert step.masked == {name: int((~keep).sum()) for name, keep in keeps.items()}
         assert step.delta_d == pytest.approx((delta.sum(), delta[pre > 0.05].sum()))
@@ -171,14 +189,29 @@ def test_steps_come_back_from_json(run: Path) -> None:
         ({"format": 2}, f"format {FORMAT}"),
         ({"counts": None}, "malformed"),
         ({"question": {"threshold": 0.1, "color": "red"}}, "malformed"),
-        ({"fit": [1.0]}, "values"),
+        ({"fit": [1.0]}, "malformed"),
         ({"question": {"threshold": -1.0}}, "threshold"),
+        ({"arm": "\x1b[31m"}, r"must be printable, got '\\x1b"),
+        ({"masked": {"\x07": 1}}, "must be printable"),
     ],
 )
 def test_foreign_json_is_refused(change: dict[str, Any], words: str) -> None:
     found = {**StepScalars("none", 0, 3).to_json_object(), **change}
     with pytest.raises(ValueError, match=words):
         StepScalars.from_json_object(found)
+
+
+def test_sums_of_an_earlier_version_leave_products_of_ratios_unknown() -> None:
+    sums = LogprobSums.of(np.zeros(2), np.zeros(2), sequence=np.arange(2))
+    found = StepScalars("none", 0, 3, logprobs=sums).to_json_object()
+    found["logprobs"] |= {"sequence_ratio": 2.0, "sequence_ratio_squared": 2.0}
+    del found["logprobs"]["log_sequence_ratio"], found["logprobs"]["log_sequence_ratio_squared"]
+    read = StepScalars.from_json_object(found)
+    for logprobs in (read.logprobs, read.logprobs + sums):
+        values = metric_values(logprobs)
+        for name in ("ess_seq", "chi2_seq", "sequence_ratio_mean"):
+            assert math.isnan(values[name])
+        assert values["behavior_ppl"] == values["ess"] == 1.0
 
 
 def test_thinned_rows_say_nothing_of_all_tokens(tmp_path: Path) -> None:
@@ -214,7 +247,7 @@ def test_vectors_left_out_thin_the_counts_as_rows_left_out_do(tmp_path: Path) ->
         assert not step.whole
         assert "deltad/outside_rate" not in step.scalars()
     for refused in (StepQuestion(threshold=0.05), StepQuestion(divergence="tv")):
-        with pytest.raises(CriterionError, match=r"keeps vectors only .* kl above 0\.1"):
+        with pytest.raises(CriterionError, match=r"keeps top-K log-probs only .* kl above 0\.1"):
             counted(run, refused)
     pair = {
         "rule": "disagreement", "divergence": "kl", "threshold": 0.15, "criterion": "ratio",
@@ -255,7 +288,7 @@ def test_only_one_step_can_be_added_up() -> None:
 
 def test_a_question_watches_each_criterion_once_and_refuses_nonsense() -> None:
     assert StepQuestion(divergence="tv").criterion == "predictive-tv-aggregated"
-    assert StepQuestion(baseline="none", masked=("ratio", "none")).watched == (
+    assert tuple(StepQuestion(baseline="none", masked=("ratio", "none")).rules) == (
         "predictive-kl-aggregated",
         NONE.name,
         "ratio",
@@ -270,6 +303,57 @@ def test_a_question_watches_each_criterion_once_and_refuses_nonsense() -> None:
         with pytest.raises(CriterionError):
             StepQuestion(**wrong)
     assert "pre_collision" in columns_for(StepQuestion(criterion="predictive-kl-exact"))
+
+
+def test_rules_of_a_users_own_are_watched_and_named_in_lines(run: Path, tmp_path: Path) -> None:
+    mine = Rule("mine", push="kl-uniform")
+    file = tmp_path / "rules.py"
+    file.write_text(
+        "from deltad.masks import Rule\n"
+        "def apart(tokens):\n    return abs(tokens['pre_entropy']) * 0 - 1\n"
+        "OFF = Rule('off', region=apart, needs=('pre_entropy',))\n"
+    )
+    question = StepQuestion(0.05, criterion=mine, masked=(f"{file}:OFF", "predictive-kl-uniform"))
+    assert (question.criterion, question.masked) == ("mine", ("off", "predictive-kl-uniform"))
+    assert "pre_entropy" in columns_for(question)
+    steps = counted(run, question)
+    assert any(step.counts["disagreement"] for step in steps.values())
+    for step in steps.values():
+        assert step.masked["mine"] == step.masked["predictive-kl-uniform"]
+        assert step.masked["off"] == 0
+        assert pickle.loads(pickle.dumps(step)) == step
+        read = StepScalars.from_json_object(json.loads(json.dumps(step.to_json_object())))
+        assert read == step
+        assert read + step == step + read
+    with pytest.raises(CriterionError, match="two different rules are named ratio"):
+        StepQuestion(criterion=Rule("ratio", push="kl-uniform"))
+    with pytest.raises(CriterionError, match="whole responses"):
+        StepQuestion(masked=("sequence_mask",))
+
+
+def test_lines_of_older_versions_took_every_change_for_determined() -> None:
+    counts = {
+        "tokens": 9, "in_loss": 9, "without_vectors": 1, "outside": 4, "disagreement": 2,
+        "increase": 5, "outside_increase": 3, "disagreement_increase": 1,
+        "criterion_kept": 1, "criterion_unsafe": 1, "criterion_contracting": 0,
+        "baseline_kept": 1, "baseline_unsafe": 0, "baseline_contracting": 1,
+    }  # fmt: skip
+    line = {**StepScalars("none", 0, 3).to_json_object(), "counts": counts}
+    scalars = StepScalars.from_json_object(line).scalars()
+    assert scalars["deltad/outside_rate"] == 4 / 8
+    assert scalars["deltad/outside_increase_rate"] == 3 / 4
+    assert scalars["deltad/criterion_unsafe_keep_rate"] == 1
+    assert scalars["deltad/without_topk"] == 1
+
+
+def test_of_rows_without_topk_nothing_is_known_but_their_number(tmp_path: Path) -> None:
+    run = make_dump(tmp_path / "run", seeds=(0,), rows=40, null_vectors=1.0)
+    for step in counted(run, StepQuestion()).values():
+        assert step.counts.keys() == {"tokens", "in_loss", "with_topk", "without_topk"}
+        assert step.counts["without_topk"] == step.counts["tokens"]
+        scalars = step.scalars()
+        assert "deltad/kl" in scalars
+        assert not {name for name in scalars if "outside" in name or "masked" in name}
 
 
 def test_files_of_steps_lie_where_dataset_readers_skip_them() -> None:

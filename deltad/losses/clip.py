@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from deltad.masks import CLIP_HIGH, CLIP_LOW, CRITERIA, Criterion
+from deltad.masks import CLIP_HIGH, CLIP_LOW
 
 from .judgement import Judged
 
@@ -44,15 +43,6 @@ class Clip:
             )
         if not self.dual > 1:
             raise ValueError(f"`dual` must be above 1, got {self.dual}")
-
-    def criterion(self) -> Criterion:
-        """The registry's clip-higher with these bounds."""
-        low, high = 1 - self.low, 1 + self.high
-        return dataclasses.replace(
-            CRITERIA["clip-higher"],
-            proximity=f"r > {high:g} or r < {low:g}",
-            outside=lambda tokens, threshold, _: (tokens.ratio > high) | (tokens.ratio < low),
-        )
 
     def beyond(self, judged: Judged, ratio: Tensor) -> Tensor:
         """Â < 0 and r > `dual`; shape (batch · token,)."""

@@ -15,7 +15,7 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
-from deltad.masks import Criterion
+from deltad.masks import Rule
 
 Value = Literal["ratio", "logprob", "clip"]
 """What a loss reads; see `trust_region_loss`."""
@@ -57,16 +57,14 @@ class Convention:
     log_ratio_bound: float | None = None
     binary_kl: Callable[[Tensor, Tensor], Tensor] | None = None
 
-    def adapt(self, rule: Criterion) -> Criterion:
+    def adapt(self, rule: Rule) -> Rule:
         """The criterion as this convention computes its proximity."""
         if self.binary_kl is None or rule.name != "binary-kl":
             return rule
         divergence = self.binary_kl
         return dataclasses.replace(
             rule,
-            outside=lambda tokens, threshold, _: (
-                divergence(tokens.behavior_logprob, tokens.policy_logprob) > threshold
-            ),
+            region=lambda tokens: divergence(tokens.behavior_logprob, tokens.policy_logprob),
         )
 
 

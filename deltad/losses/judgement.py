@@ -66,6 +66,7 @@ def lay_out(
     full: Mapping[str, tuple[Tensor, Tensor]],
     drop_missing: bool,
     check: bool,
+    sequence: Tensor | None = None,
     tolerance: float = LOGPROB_TOLERANCE,
 ) -> Judged:
     """Flatten a batch for the criteria; whatever lies outside the mask is replaced.
@@ -82,6 +83,8 @@ def lay_out(
         Leave out response tokens for which the behaviour policy's numbers are NaN.
     check
         Refuse impossible numbers; waits for the device. Without it missing ones are left out.
+    sequence
+        Number of the response of each token, shape (batch, token); by default its row.
     tolerance
         Rounding that is let pass, as in `topk_support`.
 
@@ -108,6 +111,7 @@ def lay_out(
         policy_logprob=flat(logprob, LOG_HALF),
         collision=None if topk is None or topk.collision is None else flat(topk.collision, 1.0),
         full={name: (flat(d, 0.0), flat(push, 0.0)) for name, (d, push) in full.items()},
+        sequence=_rows(logprob) if sequence is None else sequence.reshape(-1),
     )
     try:
         if check:
@@ -123,6 +127,12 @@ def lay_out(
             error.row, f"response {row} of the batch, its token {position}: {error.reason}"
         ) from None
     return Judged(tokens, usable.reshape(-1), response.reshape(-1))
+
+
+def _rows(values: Tensor) -> Tensor:
+    """The response of every token, shape (batch · token,)."""
+    rows = torch.arange(values.shape[0], device=values.device)
+    return rows[:, None].expand_as(values).reshape(-1)
 
 
 def _support(

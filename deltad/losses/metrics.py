@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from deltad.masks import CRITERIA
+from deltad.masks import RULES
 
 from .judgement import Judged
 
@@ -95,7 +95,7 @@ def measure(
             "masked": masked,
             "masked_positive": masked & judged.positive,
             "masked_negative": masked & (tokens.advantage < 0),
-            "clip_fraction": ~CRITERIA["clip-higher"].keep(tokens),
+            "clip_fraction": ~RULES["clip-higher"].keeps(tokens, check=False),
             "ppo_kl": -log_ratio,
             "ratio": log_ratio.exp(),
             "divergence": distance,

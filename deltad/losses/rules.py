@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from deltad.masks import CRITERIA, Criterion, CriterionError
-from deltad.weights import Weight, weight
+from deltad.masks import RULES, CriterionError, Rule, rule
 
 from .clip import Clip
 from .conventions import Convention
@@ -17,34 +16,16 @@ from .judgement import Judged
 
 
 @dataclass(frozen=True)
-class Rule:
-    """What decides, with what is known of it.
+class Chosen:
+    """What decides, as the convention computes it, and its bounds where it is clip-higher."""
 
-    Attributes
-    ----------
-    decide : Criterion or Weight
-        A criterion where it is one, as the convention computes it.
-    parameters : mapping of str to float
-        A soft weight's own; empty for a criterion.
-    clip : Clip, optional
-        The bounds where the criterion is clip-higher.
-    """
-
-    decide: Criterion | Weight
-    parameters: Mapping[str, float] = field(default_factory=dict)
+    rule: Rule
     clip: Clip | None = None
 
-    @property
-    def region(self) -> str:
-        """The divergence that its region is of where nobody says: its own, else KL."""
-        if isinstance(self.decide, Criterion) and self.decide.family is not None:
-            return self.decide.family
-        return "tv" if self.decide.name in ("binary-tv", "drpo") else "kl"
 
-
-def rule_of(
-    criterion: str | Criterion | Weight, convention: Convention, parameters: Mapping[str, float]
-) -> Rule:
+def chosen(
+    criterion: str | Rule, convention: Convention, parameters: Mapping[str, float]
+) -> Chosen:
     """Look a rule up and take in its own parameters.
 
     Raises
@@ -52,61 +33,63 @@ def rule_of(
     CriterionError
         An unknown name, or a parameter that the rule does not have.
     """
-    if not isinstance(criterion, str | Criterion | Weight):
-        raise CriterionError(
-            f"`criterion` must be a name, a Criterion or a Weight, got {criterion!r}"
-        )
-    named = weight(criterion) if isinstance(criterion, str) else criterion
-    decide = named.criterion or named if isinstance(named, Weight) else named
-    if isinstance(decide, Weight):
-        return Rule(decide, parameters)
-    takes = ("low", "high", "dual") if decide is CRITERIA["clip-higher"] else ()
-    unknown = sorted(parameters.keys() - set(takes))
-    if unknown:
-        raise CriterionError(
-            f"criterion {decide.name} has no parameter {', '.join(unknown)}; its own: "
-            f"{', '.join(takes) or 'none'}"
-        )
-    if takes:
-        clip = Clip(**parameters)
-        return Rule(clip.criterion(), clip=clip)
-    return Rule(convention.adapt(decide))
+    found = rule(criterion)
+    if found is not RULES["clip-higher"]:
+        return Chosen(convention.adapt(found.with_parameters(parameters)))
+    dual = {name: value for name, value in parameters.items() if name == "dual"}
+    bounds = {name: value for name, value in parameters.items() if name != "dual"}
+    made = found.with_parameters(bounds)
+    return Chosen(made, Clip(**made.parameters, **dual))
 
 
-def check_given(rule: Rule, *, collision: bool, full: Collection[str]) -> None:
+def check_given(decides: Rule, *, collision: bool, full: Collection[str]) -> None:
     """Say which argument a rule lacks, where the rule itself would name a dump's column.
 
     Raises
     ------
     CriterionError
-        The exact tail without a collision, or the whole vocabulary's divergence not given.
+        The exact tail without a collision, the whole vocabulary's divergence not given, or a
+        column that only a dump has.
     """
-    decide = rule.decide
-    if "pre_collision" in decide.columns and not collision:
+    if "pre_collision" in decides.columns and not collision:
         raise CriterionError(
-            f"criterion {decide.name} needs `collision` in `topk`: read it with "
+            f"criterion {decides.name} needs `collision` in `topk`: read it with "
             "`policy_logprobs(..., collision=True)`, or take another tail"
         )
-    if decide.name.endswith("-full") and rule.region not in full:
+    if f"full_{decides.family}_pre" in decides.columns and decides.family not in full:
         raise CriterionError(
-            f"criterion {decide.name} needs `full[{rule.region!r}]`, D and Ḋ over the whole "
+            f"criterion {decides.name} needs `full[{decides.family!r}]`, D and Ḋ over the whole "
             "vocabulary: give it, or take another tail"
+        )
+    if missing := [name for name in decides.needs if name != "pre_collision"]:
+        raise CriterionError(
+            f"rule {decides.name} needs the column `{missing[0]}` of a dump, which a loss does not "
+            "have"
         )
 
 
-def weigh(judged: Judged, rule: Rule, *, threshold: tuple[float, float], divergence: str) -> Tensor:
+def weigh(
+    judged: Judged,
+    decides: Rule,
+    *,
+    threshold: tuple[float, float],
+    divergence: str,
+    check: bool = True,
+) -> Tensor:
     """Weigh every token.
 
     Parameters
     ----------
     judged
         The tokens.
-    rule
-        What decides.
+    decides
+        The rule.
     threshold
         δ where Â ≤ 0, and where Â > 0.
     divergence
         The region's.
+    check
+        As `Rule.keeps` takes it.
 
     Returns
     -------
@@ -116,21 +99,16 @@ def weigh(judged: Judged, rule: Rule, *, threshold: tuple[float, float], diverge
     Raises
     ------
     CriterionError
-        As `Criterion.keep` and `Weight.compute`.
+        As `Rule.weigh`.
     """
+    low, high = threshold
 
     def at(delta: float) -> Tensor:
         """The weight under one threshold."""
-        decide = rule.decide
-        if isinstance(decide, Weight):
-            weights = decide.compute(
-                judged.tokens, threshold=delta, divergence=divergence, **rule.parameters
-            )
-        else:
-            weights = decide.keep(judged.tokens, threshold=delta, divergence=divergence)
-        found: Tensor = weights.to(judged.tokens.behavior_logprob.dtype)
+        found: Tensor = decides.weigh(
+            judged.tokens, threshold=delta, divergence=divergence, check=check
+        )
         return found
 
-    low, high = threshold
     found = at(high) if low == high else torch.where(judged.positive, at(high), at(low))
     return torch.where(judged.usable, found, torch.zeros_like(found))

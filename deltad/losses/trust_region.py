@@ -12,15 +12,14 @@ import torch
 from torch import Tensor
 
 from deltad._checks import LOGPROB_TOLERANCE, SupportError
-from deltad.masks import DEFAULT_THRESHOLD, Criterion
-from deltad.weights import Weight
+from deltad.masks import DEFAULT_THRESHOLD, Rule, largest_ratio
 
 from . import conventions
 from .aggregation import aggregate
 from .conventions import Value
 from .judgement import lay_out
 from .metrics import Metric, measure
-from .rules import check_given, rule_of, weigh
+from .rules import check_given, chosen, weigh
 from .topk import TopKLogprobs
 
 NOTHING: Final[Mapping[str, float]] = MappingProxyType({})
@@ -40,6 +39,8 @@ class PolicyLoss:
     weight : Tensor, shape (batch, token)
         What the token's importance-weighted gradient was multiplied by: 1 or 0 for a criterion,
         anything for a soft weight; 0 outside the mask.
+    factor : Tensor, shape (batch, token)
+        w min(r, `ratio_cap`): what Â ∇ log π_k was multiplied by.
     metrics : mapping of name to Metric
         Numerators and denominators, to be added over micro-batches and ranks before they are
         divided; see `deltad.losses.metrics`.
@@ -48,6 +49,7 @@ class PolicyLoss:
     loss: Tensor
     keep: Tensor
     weight: Tensor
+    factor: Tensor
     metrics: Mapping[str, Metric] = field(default_factory=dict)
 
 
@@ -57,7 +59,7 @@ def trust_region_loss(
     advantage: Tensor,
     response_mask: Tensor,
     *,
-    criterion: str | Criterion | Weight = "predictive-kl-aggregated",
+    criterion: str | Rule = "predictive-kl-aggregated",
     threshold: float | tuple[float, float] = DEFAULT_THRESHOLD,
     divergence: str | None = None,
     topk: TopKLogprobs | None = None,
@@ -71,6 +73,7 @@ def trust_region_loss(
     horizon: int | None = None,
     convention: str = "paper",
     value: Value | None = None,
+    sequence: Tensor | None = None,
     drop_missing: bool = False,
     check: bool = True,
     tolerance: float = LOGPROB_TOLERANCE,
@@ -96,8 +99,8 @@ def trust_region_loss(
         True at response tokens; same shape, bool or numbers. What lies outside may be anything,
         NaN and infinities included.
     criterion
-        A name of `deltad.weights.WEIGHTS`: "none", every criterion of `deltad.masks.CRITERIA`, or
-        a soft weight (icepop, mis, tis, cispo, drpo); or a `Criterion` or `Weight` of your own.
+        A name of `deltad.masks.RULES` ("none", a mask or a soft weight), `FILE.py:NAME`, or a
+        `Rule` of your own.
     threshold
         δ ≥ 0: nats for KL, a probability for TV; or (δ where Â ≤ 0, δ where Â > 0).
     divergence
@@ -128,6 +131,9 @@ def trust_region_loss(
         "logprob": − w u sg(min(r, c)) Â log π_k, as DPPO and CISPO log it. "clip" (clip-higher
         alone): −min(r Â, clip(r) Â), where Â < 0 at most −`dual` Â: masked tokens count with the
         bound that they were clipped to. None takes the convention's.
+    sequence
+        Number of the response of each token, shape (batch, token), for rules that judge whole
+        responses; by default each row is one.
     drop_missing
         Leave out response tokens for which the behaviour policy's numbers are NaN (an engine did
         not report them) and count them in the metric `missing`; otherwise they are refused.
@@ -173,13 +179,14 @@ def trust_region_loss(
     if ratio_cap is not None and not ratio_cap > 0:
         raise ValueError(f"`ratio_cap` must be positive or None, got {ratio_cap}")
     style = conventions.convention(convention)
-    rule = rule_of(criterion, style, parameters)
-    reads = value or (style.value if rule.clip is None else style.clip_value)
+    found_rule = chosen(criterion, style, parameters)
+    rule, clip = found_rule.rule, found_rule.clip
+    reads = value or (style.value if clip is None else style.clip_value)
     if reads not in get_args(Value):
         raise ValueError(f"`value` must be one of {', '.join(get_args(Value))}, got {reads!r}")
-    if reads == "clip" and rule.clip is None:
-        raise ValueError(f"`value` clip belongs to criterion clip-higher, got {rule.decide.name}")
-    region = divergence or rule.region
+    if reads == "clip" and clip is None:
+        raise ValueError(f"`value` clip belongs to criterion clip-higher, got {rule.name}")
+    region = divergence or rule.divergence
     check_given(
         rule, collision=topk is None or topk.collision is not None, full=(full or {}).keys()
     )
@@ -193,26 +200,30 @@ def trust_region_loss(
         topk=topk,
         full=full or {},
         drop_missing=drop_missing,
+        sequence=sequence,
         check=check,
         tolerance=tolerance,
     )
     with torch.no_grad():
-        found = weigh(judged, rule, threshold=(low, high), divergence=region)
+        found = weigh(judged, rule, threshold=(low, high), divergence=region, check=check)
         log_ratio = judged.tokens.policy_logprob - judged.tokens.behavior_logprob
         if style.log_ratio_bound is not None:
             log_ratio = log_ratio.clamp(-style.log_ratio_bound, style.log_ratio_bound)
         ratio = log_ratio.exp()
         zero = torch.zeros_like(ratio)
         beyond = None
-        if rule.clip is not None and rule.clip.dual < math.inf:
-            beyond = rule.clip.beyond(judged, ratio)
+        if clip is not None and clip.dual < math.inf:
+            beyond = clip.beyond(judged, ratio)
             found = torch.where(beyond, zero, found)
-        weight = ratio if ratio_cap is None else ratio.clamp(max=ratio_cap)
+        # A soft weight is made of a ratio that is kept from overflowing: so w r is what it says.
+        weight = ratio if rule.weight is None else ratio.clamp(max=largest_ratio(ratio.dtype))
+        weight = weight if ratio_cap is None else weight.clamp(max=ratio_cap)
         # A weight of 0 meets a ratio that may have overflowed: 0 · inf must not become NaN.
-        pull = torch.where(found != 0, found * weight * judged.tokens.advantage, zero)
+        factor = torch.where(found != 0, found * weight, zero)
+        pull = torch.where(found != 0, factor * judged.tokens.advantage, zero)
         held = zero
-        if rule.clip is not None and reads == "clip":
-            held = torch.where(judged.usable & (found == 0), rule.clip.held(judged, ratio), zero)
+        if clip is not None and reads == "clip":
+            held = torch.where(judged.usable & (found == 0), clip.held(judged, ratio), zero)
 
     shape = logprob.shape
     pull, held = (part.reshape(shape).to(logprob.dtype) for part in (pull, held))
@@ -238,6 +249,7 @@ def trust_region_loss(
         loss=loss,
         keep=(found > 0).reshape(shape),
         weight=found.reshape(shape).to(logprob.dtype),
+        factor=factor.reshape(shape).to(logprob.dtype),
         metrics=measure(
             judged,
             found,
@@ -296,7 +308,7 @@ def _pair(threshold: float | tuple[float, float]) -> tuple[float, float]:
 
 def _check_pull(pull: Tensor, log_ratio: Tensor, token_weight: Tensor | None) -> None:
     """Refuse what would make the loss infinite or NaN."""
-    bad = ~pull.isfinite()
+    bad = ~(pull.abs() < largest_ratio(pull.dtype) / 16)
     if not bool(bad.any()):
         return
     row = int(bad.flatten().int().argmax())

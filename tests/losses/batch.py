@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deltad.direction import DIRECTIONS
 from deltad.divergence import DIVERGENCES
 from deltad.losses import PolicyLoss, TopKLogprobs, trust_region_loss
 from deltad.support import full_support
@@ -53,8 +52,8 @@ class Batch:
         shape = self.mask.shape
         return {
             name: (
-                DIVERGENCES[name](support).reshape(shape),
-                DIRECTIONS[name](support).total.reshape(shape),
+                DIVERGENCES[name].value(support).reshape(shape),
+                DIVERGENCES[name].direction(support).total.reshape(shape),
             )
             for name in DIVERGENCES
         }

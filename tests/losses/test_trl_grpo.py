@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from deltad.losses import PolicyLoss, trust_region_loss
-from deltad.masks import Tokens
-from deltad.weights import weight
+from deltad.masks import Tokens, rule
 from tests.losses.batch import Batch, draw
 
 LOW, HIGH, DELTA, RANKS, ACCUMULATION, LENGTH = 0.2, 0.28, 1.6, 2, 3, 50
@@ -183,7 +182,7 @@ def test_weights_against_the_engine_are_trls(
     name: str,
     parameters: dict[str, Any],
 ) -> None:
-    """`deltad.weights` times r is the correction that TRL makes of r = π_old/μ.
+    """A weight times r is the correction that TRL makes of r = π_old/μ.
 
     The correction stands in the middle of a method that also generates, so that part of its source
     is taken from the installed file and run.
@@ -191,7 +190,7 @@ def test_weights_against_the_engine_are_trls(
     batch = draw(7, rows=8, columns=12, shift=1.5)
     correction = run_correction(grpo, batch, mode, bounds)
     tokens = Tokens(batch.advantage.flatten(), batch.log_mu.flatten(), batch.log_pi.flatten())
-    found = weight(name).compute(tokens, **parameters) * tokens.ratio
+    found = rule(name).with_parameters(parameters).weigh(tokens) * tokens.ratio
     used = batch.mask.flatten()
     assert (tokens.ratio[used] > ENGINE_CAP).any()
     torch.testing.assert_close(found[used], correction.flatten()[used], rtol=1e-12, atol=0)

@@ -21,13 +21,12 @@ from deltad.losses import (
     policy_loss,
     trust_region_loss,
 )
-from deltad.masks import CRITERIA, CriterionError
+from deltad.masks import CRITERIA, RULES, CriterionError, rule
 from deltad.support import SupportError
-from deltad.weights import WEIGHTS, weight
 from tests.losses.batch import Batch, draw, gradient, run
 
-REGIONS = {name: "tv" if "-tv" in name else "kl" for name in WEIGHTS}
-each_rule = pytest.mark.parametrize("name", WEIGHTS)
+REGIONS = {name: "tv" if "-tv" in name else "kl" for name in RULES}
+each_rule = pytest.mark.parametrize("name", RULES)
 each_mask = pytest.mark.parametrize("name", ["none", *CRITERIA])
 seeds = st.integers(0, 10_000)
 few = settings(max_examples=max(3, settings().max_examples // 10))  # a batch holds many tokens
@@ -58,7 +57,7 @@ def test_loss_is_the_formula_with_the_weights_of_the_registry(name: str, cap: fl
 
 @each_rule
 def test_weights_are_those_of_the_registry_on_the_response_tokens_alone(name: str) -> None:
-    """Against `deltad.weights` given nothing but the tokens of the mask, row after row."""
+    """Against The rule given nothing but the tokens of the mask, row after row."""
     from deltad.masks import Tokens
     from deltad.support import topk_support
 
@@ -79,8 +78,9 @@ def test_weights_are_those_of_the_registry_on_the_response_tokens_alone(name: st
         ),
         collision=topk.collision[used] if topk.collision is not None else None,
         full={k: (d[used], e[used]) for k, (d, e) in batch.full().items()},
+        sequence=used.nonzero()[:, 0],
     )
-    expected = weight(name).compute(tokens, threshold=0.05, divergence=REGIONS[name])
+    expected = rule(name).weigh(tokens, threshold=0.05, divergence=REGIONS[name])
     found = run(batch, criterion=name).weight
     assert torch.equal(found[used], expected.to(found.dtype))
 
@@ -88,7 +88,7 @@ def test_weights_are_those_of_the_registry_on_the_response_tokens_alone(name: st
 @pytest.mark.parametrize("value", ["ratio", "logprob"])
 @pytest.mark.parametrize(
     ("name", "aggregation"),
-    [(name, "token-mean") for name in WEIGHTS] + [("ratio", name) for name in AGGREGATIONS],
+    [(name, "token-mean") for name in RULES] + [("ratio", name) for name in AGGREGATIONS],
 )
 def test_gradient_agrees_with_central_differences_of_the_frozen_weight(
     name: str, aggregation: str, value: str
@@ -487,7 +487,7 @@ def test_nothing_kept_gives_a_zero_that_can_be_differentiated() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"criterion": "ratoi"}, CriterionError, "there is no weight 'ratoi'.*ratio"),
+        ({"criterion": "ratoi"}, CriterionError, "no criterion 'ratoi', did you mean ratio"),
         ({"criterion": "ratio", "topk": None}, CriterionError, "no top-K log-probs"),
         (
             {"criterion": "predictive-kl-full", "full": None},
@@ -550,14 +550,14 @@ def test_a_criterion_of_ones_own_can_be_given() -> None:
     stricter = replace(
         CRITERIA["binary-tv"],
         name="own",
-        outside=lambda tokens, threshold, _: tokens.binary_divergence("tv") > threshold / 2,
+        region=lambda tokens: 2 * tokens.binary_divergence("tv"),
     )
     assert torch.equal(
         run(batch, criterion=stricter, threshold=0.1).keep,
         run(batch, criterion="binary-tv", threshold=0.05).keep,
     )
     assert torch.equal(
-        run(batch, criterion=WEIGHTS["drpo"]).weight, run(batch, criterion="drpo").weight
+        run(batch, criterion=RULES["drpo"]).weight, run(batch, criterion="drpo").weight
     )
 
 
@@ -605,7 +605,7 @@ def test_a_masked_tokens_overflowing_ratio_is_no_nan(name: str) -> None:
         ({"denominator": torch.ones(2)}, r"`denominator` must be one number, got shape \(2,\)"),
         ({"denominator": math.inf}, "`denominator` must be positive, got inf"),
         ({"ranks": math.nan, "denominator": 1.0}, "`ranks` must be at least 1, got nan"),
-        ({"criterion": None}, "must be a name, a Criterion or a Weight, got None"),
+        ({"criterion": None}, "must be a name or a Rule, got None"),
         (
             {"criterion": "predictive-kl-full", "full": {"kl": (torch.full((1, 2), -1.0),) * 2}},
             "full kl divergence is -1, expected a number in",

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from deltad.losses import trust_region_loss
-from deltad.masks import Tokens
-from deltad.weights import weight
+from deltad.masks import Tokens, rule
 from tests.losses.batch import draw
 
 pytestmark = pytest.mark.verl
@@ -33,7 +32,7 @@ def test_weight_times_r_is_verls_correction(
         rollout_is_threshold=threshold,
     )[0]
     tokens = Tokens(batch.advantage.flatten(), batch.log_mu.flatten(), batch.log_pi.flatten())
-    found = weight(name).compute(tokens, **parameters) * tokens.ratio
+    found = rule(name).with_parameters(parameters).weigh(tokens) * tokens.ratio
     used = batch.mask.flatten()
     ratio = tokens.ratio[used]
     assert (ratio > HIGH).any()
