@@ -36,6 +36,7 @@ from .tokens import batch_tokens as batch_tokens
 from .tokens import scalar_tokens as scalar_tokens
 from .tokens import token_columns as token_columns
 from .unfinished import Unfinished as Unfinished
+from .unfinished import is_recorded as is_recorded
 from .unfinished import part_numbers as part_numbers
 from .unfinished import unfinished as unfinished
 from .validate import check_dump as check_dump
@@ -80,6 +81,7 @@ __all__ = [
     "derived_metadata",
     "derived_names",
     "findings",
+    "is_recorded",
     "part_batches",
     "part_numbers",
     "read_prompts",

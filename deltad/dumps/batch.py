@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from .column import Column
 from .columns import COLUMNS
+from .errors import DumpError
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,10 @@ class Batch:
         return self.columns[name]
 
 
-def from_arrow(found: pa.RecordBatch, names: Iterable[str], path: str, first_row: int) -> Batch:
-    """Take the named columns of an Arrow batch, whose types were checked."""
+def from_arrow(
+    found: pa.RecordBatch, names: Iterable[str], path: str, first_row: int, top_k: int
+) -> Batch:
+    """Take the named columns of an Arrow batch, whose types were accepted."""
     columns: dict[str, NDArray[Any]] = {}
     nulls: dict[str, NDArray[np.bool_]] = {}
     missing: dict[str, NDArray[np.bool_] | None] = {}
@@ -58,10 +61,17 @@ def from_arrow(found: pa.RecordBatch, names: Iterable[str], path: str, first_row
     for name in names:
         array = found.column(found.schema.get_field_index(name))
         column = COLUMNS[name]
-        if column.is_vector:
-            columns[name], missing[name], holes[name] = _vectors(array)
-            continue
-        columns[name], valid = _texts(array) if column.is_text else _scalars(array)
+        try:
+            if column.is_vector:
+                values, absent, hole = _vectors(array, top_k)
+                missing[name], holes[name] = absent, hole
+                columns[name] = _narrowed(values, column.dtype, -1)
+                continue
+            values, valid = _texts(array) if column.is_text else _scalars(array)
+            columns[name] = _narrowed(values, column.dtype, 0)
+        except _RowError as error:
+            row, message = error.args
+            raise DumpError(path, message, row=first_row + row, column=name) from None
         if valid is not None and not column.nullable:
             nulls[name] = ~valid
     vectors = np.ones(found.num_rows, dtype=np.bool_)
@@ -86,6 +96,25 @@ def from_arrow(found: pa.RecordBatch, names: Iterable[str], path: str, first_row
         if bad.any():
             nulls[name] = bad
     return Batch(path, first_row, columns, vectors, nulls)
+
+
+class _RowError(ValueError):
+    """A row whose value has no place in the column: its number in the batch, and what is wrong."""
+
+
+def _narrowed(values: NDArray[Any], dtype: np.dtype[Any], absent: int) -> NDArray[Any]:
+    """Values in the contract's type, where another writer took another one."""
+    if values.dtype == dtype:
+        return values
+    if dtype.kind == "i" and values.size:
+        if values.dtype.kind == "f":  # pandas makes them of integers with NULL, which is NaN
+            values = np.where(np.isnan(values), absent, values)
+        limits = np.iinfo(dtype)
+        bad = ~((values >= limits.min) & (values <= limits.max) & (values == np.trunc(values)))
+        if bad.any():
+            raise _RowError(int(bad.argmax()) // bad[0].size, f"must be {dtype.name}")
+    with np.errstate(over="ignore"):  # what does not fit becomes infinite and is refused
+        return values.astype(dtype)
 
 
 def to_arrow(
@@ -166,7 +195,11 @@ def _scalars(array: pa.Array) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
 
 def _texts(array: pa.Array) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
     """Strings as objects; NULL may be a row's, or a value's that rows point to."""
-    found = array.to_pylist()
+    if pa.types.is_dictionary(array.type):  # one string for all rows that point to it
+        texts, found = array.dictionary.to_pylist(), array.indices.to_pylist()
+        found = [None if each is None else texts[each] for each in found]
+    else:
+        found = array.to_pylist()
     values = np.empty(len(found), dtype=object)
     values[:] = found
     if None not in found:
@@ -177,16 +210,17 @@ def _texts(array: pa.Array) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
 
 
 def _vectors(
-    array: pa.Array,
+    array: pa.Array, top_k: int
 ) -> tuple[NDArray[Any], NDArray[np.bool_] | None, NDArray[np.bool_] | None]:
     """K values a row; which rows are NULL, if any; which values are, if any."""
-    size, length = array.type.list_size, len(array)
-    # `flatten` would leave out NULL rows and import pyarrow.compute.
-    child = array.values.slice(array.offset * size, length * size)
-    values, valid = _scalars(child)
-    values = values.reshape(length, size)
-    holes = None if valid is None else ~valid.reshape(length, size)
     row_valid = _valid(array)
+    # `flatten` would leave out NULL rows and import pyarrow.compute.
+    if pa.types.is_fixed_size_list(array.type):
+        values, valid = _scalars(array.values.slice(array.offset * top_k, len(array) * top_k))
+    else:
+        values, valid = _of_lists(array, row_valid, top_k)
+    values = values.reshape(-1, top_k)
+    holes = None if valid is None else ~valid.reshape(-1, top_k)
     if row_valid is None and holes is None:
         return values, None, None
     values = values.copy()
@@ -197,3 +231,28 @@ def _vectors(
         return values, None, holes
     values[~row_valid] = absent
     return values, ~row_valid, holes
+
+
+def _of_lists(
+    array: pa.Array, row_valid: NDArray[np.bool_] | None, top_k: int
+) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+    """Values of lists that may differ in length and do not, K for a NULL row too."""
+    offset = np.int64 if pa.types.is_large_list(array.type) else np.int32
+    ends = np.frombuffer(array.buffers()[1], offset)[array.offset :][: len(array) + 1]
+    there = np.ones(len(array), dtype=np.bool_) if row_valid is None else row_valid
+    lengths = np.diff(ends)
+    wrong = there & (lengths != top_k)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise _RowError(row, f"must hold {top_k} values, found {lengths[row]}")
+    values, valid = _scalars(array.values.slice(int(ends[0]), int(ends[-1] - ends[0])))
+    if there.all():
+        return values, valid
+    kept = np.repeat(there, lengths)  # nothing, mostly, belongs to a NULL row
+    spread = np.zeros((len(array), top_k), dtype=values.dtype)
+    spread[there] = values[kept].reshape(-1, top_k)
+    if valid is not None:
+        known = np.ones(spread.shape, dtype=np.bool_)
+        known[there] = valid[kept].reshape(-1, top_k)
+        valid = known
+    return spread, valid

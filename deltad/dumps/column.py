@@ -82,24 +82,32 @@ class Column:
         return pa.list_(pa.field("element", value, nullable=nullable), top_k)
 
     def accepts(self, found: pa.DataType, top_k: int) -> bool:
-        """Whether a reader can take this Arrow type; nullability and field names are free."""
+        """Whether a reader can take this Arrow type; the length of lists is seen by row."""
         if self.is_text:
             if pa.types.is_dictionary(found):
                 found = found.value_type
-            return bool(pa.types.is_string(found) or pa.types.is_large_string(found))
-        value = pa.from_numpy_dtype(self.dtype)
-        if not self.is_vector:
-            return bool(found == value)
-        return bool(
-            pa.types.is_fixed_size_list(found)
-            and found.value_type == value
-            and found.list_size == top_k
-        )
+            return bool(
+                pa.types.is_string(found)
+                or pa.types.is_large_string(found)
+                or pa.types.is_string_view(found)
+            )
+        if self.is_vector:
+            if pa.types.is_fixed_size_list(found):
+                if found.list_size != top_k:
+                    return False
+            elif not (pa.types.is_list(found) or pa.types.is_large_list(found)):
+                return False
+            found = found.value_type
+        if self.dtype.kind == "i":
+            return bool(pa.types.is_integer(found) or pa.types.is_float64(found))
+        if self.dtype.kind == "f":
+            return bool(pa.types.is_float32(found) or pa.types.is_float64(found))
+        return bool(pa.types.is_boolean(found))
 
     def expected(self, top_k: int) -> str:
-        """Say the type in Arrow's words."""
+        """Say the type."""
         if self.is_text:
             return "string or dictionary<string>"
         if self.is_vector:
-            return f"fixed_size_list<{self.dtype.name}>[{top_k}]"
+            return f"list<{self.dtype.name}>[{top_k}]"
         return str(self.dtype.name)

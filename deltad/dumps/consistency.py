@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from deltad._array import Array
 from deltad.divergence import DIVERGENCES
-from deltad.masks import CRITERIA, NONE, Criterion, CriterionError, Tokens
+from deltad.masks import CRITERIA, NONE, CriterionError, Rule, Tokens
 from deltad.support import LOGPROB_TOLERANCE
 
 from .batch import Batch
@@ -39,7 +39,7 @@ class Applied:
 
     Attributes
     ----------
-    criterion : Criterion
+    criterion : Rule
         Which one.
     threshold : float
         δ.
@@ -47,7 +47,7 @@ class Applied:
         The region's divergence.
     """
 
-    criterion: Criterion
+    criterion: Rule
     threshold: float
     divergence: str
 
@@ -83,7 +83,7 @@ def applied(part: PartFile) -> Applied | None:
             f"column `{missing[0]}` is missing, so that `in_loss` cannot be checked against "
             f"criterion {mask}"
         )
-    if "δ" not in criterion.proximity:  # its bounds are fixed
+    if not criterion.reads_threshold:  # its bounds are fixed
         return Applied(criterion, 0.0, criterion.family or next(iter(DIVERGENCES)))
     threshold = update.get("threshold")
     if not is_number(threshold) or threshold < 0:
@@ -203,7 +203,7 @@ def _in_loss(batch: Batch, metadata: Metadata, mask: Applied) -> Iterator[Findin
     in_loss = batch["in_loss"]
     keep = in_loss.copy()
     if batch.vectors.any():
-        keep[batch.vectors] = criterion.keep(
+        keep[batch.vectors] = criterion.keeps(
             batch_tokens(batch, metadata), threshold=threshold, divergence=divergence
         )
     if not batch.vectors.all():
@@ -217,7 +217,7 @@ def _in_loss(batch: Batch, metadata: Metadata, mask: Applied) -> Iterator[Findin
         )
         # Where the criterion looks at lists nothing can be said of these rows.
         with contextlib.suppress(CriterionError):
-            keep[~batch.vectors] = criterion.keep(rest, threshold=threshold, divergence=divergence)
+            keep[~batch.vectors] = criterion.keeps(rest, threshold=threshold, divergence=divergence)
     yield from find(
         "in_loss",
         "in_loss",

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deltad.divergence import DIVERGENCES
-from deltad.masks import CriterionError
-from deltad.weights import WEIGHTS
+from deltad.masks import CriterionError, rule
 
 from .batch import Batch
 from .columns import DERIVED, derived_names
@@ -121,7 +120,7 @@ class Content:
             )
         if self.metadata.stored_pair is None:
             divergence, threshold = self.metadata.stored_above
-            d_pre = DIVERGENCES[divergence](batch_support(batch, self.metadata))
+            d_pre = DIVERGENCES[divergence].value(batch_support(batch, self.metadata))
             return np.asarray(d_pre > threshold)
         try:
             outside, disagreement = pair_decisions(batch, self.metadata)
@@ -191,8 +190,7 @@ def pair_decisions(batch: Batch, metadata: Metadata) -> tuple[NDArray[np.bool_],
     outside = np.asarray(tokens.divergence(pair.divergence) > pair.threshold)
     keeps = []
     for name in (pair.criterion, pair.baseline):
-        decider = WEIGHTS[name].criterion or WEIGHTS[name]
-        keeps.append(decider.keep(tokens, threshold=pair.threshold, divergence=pair.divergence))
+        keeps.append(rule(name).keeps(tokens, threshold=pair.threshold, divergence=pair.divergence))
     return outside, np.asarray(outside & (keeps[0] != keeps[1]))
 
 

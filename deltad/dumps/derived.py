@@ -16,7 +16,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from deltad.direction import DIRECTIONS
 from deltad.divergence import DIVERGENCES
 from deltad.support import Support
 
@@ -28,7 +27,7 @@ from .rules import DERIVED_VERSION
 from .tokens import batch_support
 
 BLOCK: Final = 1_024
-"""Rows computed at once, so that their float64 lists stay in a core's cache."""
+"""Rows computed at once, so that their float64 lists stay in a core's cache; fewer where K > 64."""
 
 NO_LISTS: Final = -2
 """`sampled_rank` of a row whose lists were never there."""
@@ -61,7 +60,7 @@ def derive(batch: Batch, metadata: Metadata, *, divergence: str = "kl") -> dict[
 
     Notes
     -----
-    D is `deltad.divergence`'s and Ḋ `deltad.direction`'s on the support that `batch_tokens`
+    D is and Ḋ are `deltad.divergence`'s on the support that `batch_tokens`
     makes; a row's values do not depend on the rows beside it.
     """
     names = derived_names(batch.columns.keys())
@@ -134,8 +133,9 @@ def _blocks(batch: Batch) -> Iterator[tuple[NDArray[np.intp] | slice, Batch]]:
     """Blocks of the rows that have vectors, with where they come from."""
     known = None if batch.vectors.all() else np.flatnonzero(batch.vectors)
     count = len(batch) if known is None else len(known)
-    for start in range(0, count, BLOCK):
-        rows: Any = slice(start, min(start + BLOCK, count))
+    size = max(1, min(BLOCK, 64 * BLOCK // batch["topk_ids"].shape[1]))
+    for start in range(0, count, size):
+        rows: Any = slice(start, min(start + size, count))
         if known is not None:
             rows = known[rows]
         columns = {name: values[rows] for name, values in batch.columns.items()}
@@ -161,13 +161,13 @@ def reference_values(
     """
     names = derived_names(block.columns.keys())
     before = batch_support(block, metadata)
-    found: dict[str, NDArray[Any]] = {"d_pre": DIVERGENCES[divergence](before)}
+    found: dict[str, NDArray[Any]] = {"d_pre": DIVERGENCES[divergence].value(before)}
     if "d_post" in names:
-        found["d_post"] = DIVERGENCES[divergence](_after(block, before))
+        found["d_post"] = DIVERGENCES[divergence].value(_after(block, before))
     for name, tail in _TAILS.items():
         if name in names:
             collision = block["pre_collision"].astype(np.float64) if tail == "exact" else None
-            direction = DIRECTIONS[divergence](before, tail=tail, collision=collision)
+            direction = DIVERGENCES[divergence].direction(before, tail=tail, collision=collision)
             found[name] = direction.total
             found["d_dot_local"] = direction.local
     sampled = before.sampled

@@ -8,6 +8,8 @@ from typing import Final
 
 import pyarrow as pa
 
+from deltad._checks import printable
+
 # What pyarrow raises for a damaged file, depending on where the damage is.
 DAMAGE: Final = (pa.ArrowException, OSError, ValueError, KeyError, MemoryError)
 
@@ -48,7 +50,7 @@ class Problem:
         if self.column is not None:
             where += f", column `{self.column}`"
         more = f" (and {self.count - 1} more such rows)" if self.count > 1 else ""
-        return _one_line(f"{where}: {self.message}{more}")
+        return printable(f"{where}: {self.message}{more}")
 
 
 class DumpError(ValueError):
@@ -75,15 +77,6 @@ class DumpError(ValueError):
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle by what the constructor takes, so that worker processes can raise it."""
         return _rebuild, (self.problem,)
-
-
-def _one_line(text: str) -> str:
-    """Text that any terminal prints on one line, whatever a file or a folder is named."""
-    words = " ".join(text.split())
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode("ascii")
-        for each in words
-    )
 
 
 def _rebuild(problem: Problem) -> DumpError:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from reprlib import repr as brief
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -15,8 +16,8 @@ from .columns import COLUMNS, READINGS, missing_columns
 from .errors import DAMAGE, DumpError, first_line, unreadable
 from .layout import is_skipped, parse_arm, parse_part, parse_seed
 from .metadata import METADATA_KEY, Metadata
-from .rules import contradictions
 from .storage import StorageError, in_order, open_parquet, place
+from .unfinished import END_NOTE_KEY, ended_ranks
 
 _AGREED: Final = ("top_k", "vocab_size", "temperature")
 
@@ -41,6 +42,10 @@ class PartFile:
         Columns of the contract that it has, in the contract's order.
     groups : tuple of int
         Rows of every row group, in the file's order.
+    ended : bool
+        Whether its recording has ended; True where the writer leaves no end note.
+    as_written : bool
+        Whether it is encoded as `DumpWriter` does it; else some tool has rewritten it.
     """
 
     path: Path
@@ -52,6 +57,8 @@ class PartFile:
     metadata: Metadata
     columns: tuple[str, ...]
     groups: tuple[int, ...] = ()
+    ended: bool = True
+    as_written: bool = True
 
 
 def scan(path: str | Path) -> tuple[list[PartFile], list[DumpError]]:
@@ -92,10 +99,10 @@ def scan(path: str | Path) -> tuple[list[PartFile], list[DumpError]]:
     return parts, problems
 
 
-def _entries(folder: Path, problems: list[DumpError]) -> list[Path]:
-    """What lies in a folder, sorted, but for names that dataset readers skip."""
+def _entries(folder: Path, problems: list[DumpError], *, skipped: bool = False) -> list[Path]:
+    """What lies in a folder, sorted; without `skipped` but for names that dataset readers skip."""
     try:
-        return sorted(entry for entry in folder.iterdir() if not is_skipped(entry.name))
+        return sorted(each for each in folder.iterdir() if skipped or not is_skipped(each.name))
     except NotADirectoryError:
         problems.append(DumpError(folder, "must be a folder, found a file"))
     except StorageError:
@@ -147,23 +154,32 @@ def _parts(partition: tuple[str, int, Path]) -> tuple[list[PartFile], list[DumpE
     arm, seed, folder = partition
     problems: list[DumpError] = []
     found: dict[tuple[int, int], Path] = {}
-    for entry in _entries(folder, problems):
+    names = []
+    for entry in _entries(folder, problems, skipped=True):
+        names.append(entry.name)
+        if is_skipped(entry.name):
+            continue
         place = parse_part(entry.name)
         if place is None or not entry.is_file():
             problems.append(DumpError(entry, "only files `part-<rank>-<n>.parquet` may lie here"))
         else:
             found[place] = entry
-    problems += _gaps(folder, set(found))
+    ended = ended_ranks(names)
+    problems += _gaps(folder, set(found), ended)
+    files = Counter(rank for rank, _ in found)
     parts: list[PartFile] = []
     for (rank, number), path in sorted(found.items()):
-        parts += _footer(path, arm, seed, rank, number, problems)
+        for part in _footer(path, arm, seed, rank, number, problems):
+            parts.append(replace(part, ended=part.ended or ended.get(rank, 0) >= files[rank]))
     problems += _missing_ranks(folder, parts, {rank for rank, _ in found})
     return parts, problems
 
 
-def _gaps(folder: Path, found: set[tuple[int, int]]) -> Iterator[DumpError]:
-    """Files that must be there since later ones are."""
-    if not found:
+def _gaps(
+    folder: Path, found: set[tuple[int, int]], ended: Mapping[int, int]
+) -> Iterator[DumpError]:
+    """Files that must be there since later ones are, or since an end note counts them."""
+    if not found and not ended:
         yield DumpError(
             folder, "holds no part-0-0.parquet: a seed with nothing stored has a file of no rows"
         )
@@ -174,10 +190,16 @@ def _gaps(folder: Path, found: set[tuple[int, int]]) -> Iterator[DumpError]:
             folder / f"part-{first}-0.parquet",
             f"is missing: ranks are numbered from 0 without gaps, and rank {max(ranks)} is there",
         )
-    for rank in sorted(ranks):
+    for rank in sorted(ranks | ended.keys()):
         numbers = {number for one, number in found if one == rank}
         first = next(number for number in itertools.count() if number not in numbers)
-        if first < max(numbers):
+        if first >= max(numbers, default=0) and first < ended.get(rank, 0):
+            yield DumpError(
+                folder / f"part-{rank}-{first}.parquet",
+                f"is missing: rank {rank} wrote {ended[rank]} files, "
+                f"as the name of _ended-{rank}-{ended[rank]} says",
+            )
+        elif numbers and first < max(numbers):
             yield DumpError(
                 folder / f"part-{rank}-{first}.parquet",
                 "is missing: parts are numbered from 0 without gaps, "
@@ -221,20 +243,21 @@ def _footer(
             groups = tuple(
                 file.metadata.row_group(at).num_rows for at in range(file.metadata.num_row_groups)
             )
-            text = (file.metadata.metadata or {}).get(METADATA_KEY)
+            as_written = _as_written(file.metadata)
+            keys = file.metadata.metadata or {}
             schema = file.schema_arrow
     except StorageError:
         raise
     except DAMAGE as error:
         problems.append(unreadable(path, error))
         return
-    if text is None:
+    if METADATA_KEY not in keys:
         problems.append(
             DumpError(path, "has no metadata under the key `deltad`, so it is no file of a dump")
         )
         return
     try:
-        metadata = Metadata.from_json(text, path)
+        metadata = Metadata.from_json(keys[METADATA_KEY], path)
     except DumpError as error:
         problems.append(error)
         return
@@ -243,7 +266,7 @@ def _footer(
     seen = metadata.rows_seen
     problems += [
         DumpError(path, message, column=column, kind="metadata")
-        for column, message in contradictions(metadata, rows, columns)
+        for column, message in _contradictions(metadata, rows, columns)
     ]
     if seen < rows or (metadata.stored_above is None and seen != rows):
         least = "the number of rows stored," if metadata.stored_above is None else "at least"
@@ -259,7 +282,49 @@ def _footer(
             )
         )
     if len(problems) == before:
-        yield PartFile(path, arm, seed, rank, number, rows, metadata, columns, groups)
+        ended = END_NOTE_KEY not in keys  # otherwise its end note tells
+        yield PartFile(
+            path, arm, seed, rank, number, rows, metadata, columns, groups, ended, as_written
+        )
+
+
+def _contradictions(
+    metadata: Metadata, rows: int, columns: Collection[str]
+) -> Iterator[tuple[str | None, str]]:
+    """What the rules in a file's metadata say against each other, its rows or its columns."""
+    outside = metadata.stored_outside
+    if outside is not None and not rows <= outside <= metadata.rows_seen:
+        yield (
+            None,
+            "`outside` of `stored` must lie between the rows stored, all of which are outside, "
+            f"and `rows_seen`: in [{rows}, {metadata.rows_seen}], found {outside}",
+        )
+    near, derived = metadata.near, metadata.derived_divergence
+    if near is not None and derived is not None and near.divergence != derived:
+        yield (
+            None,
+            "`vectors` and `derived` must name one divergence, found "
+            f"{near.divergence} and {derived}",
+        )
+    share = (metadata.sampling or {}).get("sequences", 1)
+    if rows and share < 1 and "weight" not in columns:
+        yield (
+            "weight",
+            f"is missing, though `sampling` says that a share of {share:g} of the sequences was "
+            "recorded",
+        )
+
+
+def _as_written(metadata: Any) -> bool:
+    """Whether a file is encoded as `DumpWriter` does it, which no other tool does by itself."""
+    if not metadata.num_row_groups:
+        return True
+    group = metadata.row_group(0)
+    return all(
+        "BYTE_STREAM_SPLIT" in group.column(at).encodings
+        for at in range(group.num_columns)
+        if group.column(at).physical_type in ("FLOAT", "DOUBLE", "INT32")
+    )
 
 
 def _columns(

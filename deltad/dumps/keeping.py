@@ -57,7 +57,7 @@ def _above(
 ) -> Iterator[Finding]:
     """Rows stored above a threshold lie there, but for rounding by whoever decided."""
     values = np.full(len(batch), np.inf)
-    values[batch.vectors] = DIVERGENCES[divergence](batch_support(batch, metadata))
+    values[batch.vectors] = DIVERGENCES[divergence].value(batch_support(batch, metadata))
     yield from find(
         "topk_pre_logprobs",
         "stored above",

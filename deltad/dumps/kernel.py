@@ -1,7 +1,7 @@
 """The derived columns of the KL divergence in few passes over memory.
 
 The same operations on the same numbers in the same order as `deltad.support`,
-`deltad.divergence.kl` and `deltad.direction.kl_direction`, without what they do for supports of
+`deltad.divergence.kl` and `deltad.divergence.kl_direction`, without what they do for supports of
 other shapes and for other array libraries: the results are the same to the bit, in less than
 half the time. `deltad.dumps.derived.reference_values` is the plain form, and its oracle.
 """
@@ -114,7 +114,7 @@ def _kl(mu: _Policy, pi: _Policy) -> _Floats:
 
 
 def _exact_share(pi: _Policy, atoms: _Floats, collision: _Floats) -> _Floats:
-    """C_t/π_t of the exact tail, as `deltad.direction` has it."""
+    """C_t/π_t of the exact tail, as `deltad.divergence` has it."""
     square = pi.tail * pi.tail
     inside = np.add.reduce(pi.probs * pi.probs, axis=1)
     rest = np.minimum(np.maximum(collision - inside, square / atoms), square)

@@ -13,6 +13,7 @@ PROMPTS: Final = "_prompts"
 """Folder in RUN for prompts; dataset readers skip names that begin with `_`."""
 
 _PART: Final = re.compile(r"part-(0|[1-9][0-9]*)-(0|[1-9][0-9]*)\.parquet")
+_END: Final = re.compile(r"_ended-(0|[1-9][0-9]{0,8})-([1-9][0-9]{0,8})")
 _SEED: Final = re.compile(r"0|-?[1-9][0-9]*")
 # What needs no escaping in a folder's name on any system, nor in `shared:<arm>`.
 _ARM: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@-]{0,99}")
@@ -69,6 +70,12 @@ def parse_seed(name: str) -> int | None:
 def parse_part(name: str) -> tuple[int, int] | None:
     """Rank and number of a part's name; None for another name."""
     found = _PART.fullmatch(name)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def parse_end(name: str) -> tuple[int, int] | None:
+    """Rank and number of files of an end note's name; None for another name."""
+    found = _END.fullmatch(name)
     return (int(found[1]), int(found[2])) if found else None
 
 

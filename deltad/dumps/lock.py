@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from .storage import is_remote
+from deltad._checks import parse_json
+
+from .storage import is_remote, read_bytes
 
 LOCK: Final = "_lock"
 """The file in RUN that is locked; dataset readers skip it."""
@@ -89,7 +91,7 @@ def locked(run: Path) -> Iterator[None]:
 def _owner(path: Path) -> str:
     """Who has the lock."""
     try:
-        found = json.loads(path.read_bytes())
+        found = parse_json(read_bytes(path))
         return f"process {found['process']} on {found['host']}"
     except (OSError, ValueError, KeyError, TypeError):  # it is just being written or removed
         return "another process"

@@ -12,6 +12,7 @@ from reprlib import repr as brief
 from typing import Any, Final
 
 from deltad import __version__
+from deltad._checks import parse_json
 from deltad.support import LOGPROB_TOLERANCE, ROUNDED_LOGITS_TOLERANCE
 
 from .errors import DumpError, first_line
@@ -42,6 +43,7 @@ _OPTIONAL_OBJECTS: Final = {
     "vectors": check_vectors,
     "sampling": check_sampling,
 }
+_SAMPLING: Final = {"sequences": 1, "every": 1, "seed": 0}  # what each key says by default
 _LEFT_OUT: Final = ("ranks", *_OPTIONAL_OBJECTS)  # where they say nothing
 
 
@@ -171,6 +173,16 @@ class Metadata:
         return LOGPROB_TOLERANCE
 
     @property
+    def choice(self) -> tuple[object, ...]:
+        """By which rule tokens were stored; arms of one rule hold the same tokens of a seed."""
+        rule = ("rule", "divergence", "threshold", "criterion", "baseline")
+        sampling = self.sampling or {}
+        return (
+            *(self.stored.get(key) for key in rule),
+            *(sampling.get(key, default) for key, default in _SAMPLING.items()),
+        )
+
+    @property
     def stored_above(self) -> tuple[str, float] | None:
         """Divergence and threshold above which rows were stored; None where all were.
 
@@ -261,8 +273,8 @@ class Metadata:
         2
         """
         try:
-            found = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            found = parse_json(text)
+        except ValueError as error:
             raise DumpError(
                 path, f"the metadata under the key `deltad` is not JSON ({first_line(error)})"
             ) from error

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-import pyarrow as pa
+from deltad._checks import printable
 
 from .batch import Batch, from_arrow
 from .columns import COLUMNS, OPTIONAL, READINGS, VECTORS
@@ -14,6 +17,10 @@ from .errors import DAMAGE, DumpError, unreadable
 from .footers import PartFile, scan
 from .metadata import Metadata
 from .storage import StorageError, open_parquet, place
+from .unfinished import unfinished
+
+BATCH_BYTES: Final = 64 << 20
+"""Bytes of a batch's numbers, at most, unless one row has more."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,13 @@ class Dump:
 
     path: Path
     parts: tuple[PartFile, ...]
+
+    def __repr__(self) -> str:
+        seeds = {part.seed for part in self.parts}
+        return (
+            f"<Dump {self.path}: arms {', '.join(self.arms)}; {len(seeds)} seeds, "
+            f"{sum(part.rows for part in self.parts)} rows, top-{self.top_k} of {self.vocab_size}>"
+        )
 
     @classmethod
     def open(cls, path: str | Path) -> Dump:
@@ -80,6 +94,25 @@ class Dump:
         """Sampling temperature."""
         return self.parts[0].metadata.temperature
 
+    @property
+    def unfinished(self) -> tuple[tuple[str, int], ...]:
+        """Arm and seed of every recording that has not ended, sorted."""
+        noted = {(each.arm, each.seed) for each in unfinished(self.path)}
+        return tuple(sorted(noted | {(p.arm, p.seed) for p in self.parts if not p.ended}))
+
+    @property
+    def unfinished_text(self) -> str:
+        """One sentence that names `unfinished`; empty where there is none."""
+        seeds: dict[str, list[str]] = {}
+        for arm, seed in self.unfinished:
+            seeds.setdefault(arm, []).append(str(seed))
+        arms = [
+            f"arm {arm}, seed{'s' if len(found) > 1 else ''} {', '.join(found[:5])}"
+            + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+            for arm, found in seeds.items()
+        ]
+        return printable(f"recording has not ended in {'; '.join(arms)}") if arms else ""
+
     def seeds(self, arm: str) -> tuple[int, ...]:
         """Seeds of an arm, ascending.
 
@@ -122,6 +155,35 @@ class Dump:
         """Rows stored, Σ over the seed's files."""
         return sum(part.rows for part in self.files(arm, seed))
 
+    def check_arms(self, arms: Iterable[str]) -> None:
+        """Refuse arms that cannot hold the same tokens, by what their footers count.
+
+        Parameters
+        ----------
+        arms : iterable of str
+            Arms that will be compared, recorded to their end.
+
+        Raises
+        ------
+        DumpError
+            There is no such arm, or two arms that were stored by the same rule differ in the
+            rows or in the `rows_seen` of a seed that both have.
+        """
+        known: dict[tuple[int, frozenset[object]], tuple[str, int, int]] = {}
+        for arm in arms:
+            for seed in self.seeds(arm):
+                files = self.files(arm, seed)
+                rows, seen = self.rows(arm, seed), self.rows_seen(arm, seed)
+                rules = frozenset(part.metadata.choice for part in files)
+                other, *expected = known.setdefault((seed, rules), (arm, rows, seen))
+                if [rows, seen] != expected:
+                    raise DumpError(
+                        files[0].path.parent,
+                        f"arms {other} and {arm} must hold the same tokens of seed {seed}, found "
+                        f"{expected[0]} rows of {expected[1]} tokens and {rows} of {seen}",
+                        kind="same tokens",
+                    )
+
     def optional_columns(self, arm: str) -> frozenset[str]:
         """Optional columns that every file of the arm has, files of no rows aside."""
         found = set(OPTIONAL)
@@ -159,7 +221,7 @@ class Dump:
             Columns wanted, by default all that a file has. `topk_ids` comes along with any
             vector, since it tells the padding.
         batch_rows : int
-            Rows a batch, at most.
+            Rows a batch, at most; fewer where they would take more than `BATCH_BYTES`.
 
         Yields
         ------
@@ -215,37 +277,35 @@ def part_batches(
     first_row, last_row = 0, part.rows
     if groups is not None:
         first_row, last_row = sum(part.groups[: groups.start]), sum(part.groups[: groups.stop])
-    stream = _stream(part.path, wanted, batch_rows, groups)
-    for found in stream:
-        try:
-            batch = from_arrow(found, wanted, str(part.path), first_row)
-        except DAMAGE as error:
-            raise unreadable(part.path, error) from error
-        first_row += len(batch)
-        if len(batch):
-            yield batch
+    row_bytes = sum(
+        COLUMNS[name].dtype.itemsize * (part.metadata.top_k if COLUMNS[name].is_vector else 1)
+        for name in wanted
+    )
+    try:
+        with open_parquet(part.path, wanted, groups) as file:
+            for found in file.iter_batches(
+                max(1, min(batch_rows, BATCH_BYTES // row_bytes)),
+                row_groups=None if groups is None else list(groups),
+                columns=wanted,
+                use_threads=False,
+            ):
+                batch = from_arrow(found, wanted, str(part.path), first_row, part.metadata.top_k)
+                first_row += len(batch)
+                if len(batch):
+                    yield batch
+    except (StorageError, DumpError):
+        raise
+    except MemoryError as error:
+        group = bisect.bisect(list(itertools.accumulate(part.groups)), first_row)
+        raise DumpError(
+            part.path, f"row group {group} needs more memory than there is", kind="memory"
+        ) from error
+    except DAMAGE as error:
+        raise unreadable(part.path, error) from error
     if first_row != last_row:
         raise DumpError(
             part.path, f"the footer promises {last_row} rows, but {first_row} were found"
         )
-
-
-def _stream(
-    path: Path, columns: list[str], batch_rows: int, groups: range | None
-) -> Iterator[pa.RecordBatch]:
-    """Arrow batches of a file, damage turned into a DumpError."""
-    try:
-        with open_parquet(path, columns, groups) as file:
-            yield from file.iter_batches(
-                batch_rows,
-                row_groups=None if groups is None else list(groups),
-                columns=columns,
-                use_threads=False,
-            )
-    except StorageError:
-        raise
-    except DAMAGE as error:
-        raise unreadable(path, error) from error
 
 
 def _wanted(part: PartFile, columns: Iterable[str] | None) -> list[str]:

@@ -6,16 +6,12 @@ Each is an object with its own keys, checked here when metadata is made or read.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from reprlib import repr as brief
-from typing import TYPE_CHECKING, Any, Final, TypeGuard
+from typing import Any, Final, TypeGuard
 
 from deltad.divergence import DIVERGENCES
-from deltad.weights import WEIGHTS
-
-if TYPE_CHECKING:
-    from .metadata import Metadata
 
 DERIVED_VERSION: Final = 1
 """Version of the definitions by which `deltad.dumps.derived` fills its columns."""
@@ -78,7 +74,7 @@ class Pair:
     threshold : float
         δ.
     criterion, baseline : str
-        Names in `deltad.weights.WEIGHTS`; which is which does not matter.
+        Names in `deltad.masks.RULES`, or of a user's rules; which is which does not matter.
     """
 
     divergence: str
@@ -134,10 +130,9 @@ def check_stored(stored: Mapping[str, Any]) -> None:
     if rule == "above":
         return
     for key in ("criterion", "baseline"):
-        if stored.get(key) not in tuple(WEIGHTS):  # it may be unhashable
+        if not isinstance(stored.get(key), str) or not stored[key]:
             raise ValueError(
-                f"the {key} of `stored` must be one of {', '.join(WEIGHTS)}, "
-                f"got {brief(stored.get(key))}"
+                f"the {key} of `stored` must be a rule's name, got {brief(stored.get(key))}"
             )
     if not is_count(stored.get("outside")):
         raise ValueError(
@@ -224,50 +219,6 @@ def check_sampling(sampling: Mapping[str, Any]) -> None:
     seed = sampling.get("seed", 0)
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ValueError(f"`seed` of `sampling` must be an integer, got {brief(seed)}")
-
-
-def contradictions(
-    metadata: Metadata, rows: int, columns: Collection[str]
-) -> Iterator[tuple[str | None, str]]:
-    """Find what the rules in a file's metadata say against each other or its columns.
-
-    Parameters
-    ----------
-    metadata : Metadata
-        Of the file.
-    rows : int
-        Rows that it stores.
-    columns : collection of str
-        Columns that it has.
-
-    Yields
-    ------
-    column : str or None
-        Which column is concerned.
-    message : str
-        What must hold and what was found.
-    """
-    outside = metadata.stored_outside
-    if outside is not None and not rows <= outside <= metadata.rows_seen:
-        yield (
-            None,
-            "`outside` of `stored` must lie between the rows stored, all of which are outside, "
-            f"and `rows_seen`: in [{rows}, {metadata.rows_seen}], found {outside}",
-        )
-    near, derived = metadata.near, metadata.derived_divergence
-    if near is not None and derived is not None and near.divergence != derived:
-        yield (
-            None,
-            "`vectors` and `derived` must name one divergence, found "
-            f"{near.divergence} and {derived}",
-        )
-    share = (metadata.sampling or {}).get("sequences", 1)
-    if rows and share < 1 and "weight" not in columns:
-        yield (
-            "weight",
-            f"is missing, though `sampling` says that a share of {share:g} of the sequences was "
-            "recorded",
-        )
 
 
 def _check_region(key: str, found: Mapping[str, Any]) -> None:

@@ -112,11 +112,14 @@ def open_parquet(
     ------
     StorageError
         A remote file is out of reach.
+    OSError
+        It is no file.
     """
     import pyarrow.parquet as pq
 
     # With pre_buffer the whole file would stay in memory until its end.
     options: dict[str, Any] = {"page_checksum_verification": True, "pre_buffer": False}
+    must_be_a_file(path)
     if not is_remote(path):
         return pq.ParquetFile(path, **options)
     from .ranges import RangeFile, row_group_ranges
@@ -130,6 +133,24 @@ def open_parquet(
         source.close()
         raise
     return file
+
+
+def must_be_a_file(path: Path) -> None:
+    """Refuse a pipe, a device or a socket, whose opening could wait for ever.
+
+    Raises
+    ------
+    OSError
+        It is one of them.
+    """
+    if not is_remote(path) and path.exists() and not path.is_file():
+        raise OSError(f"{path} must be a file")
+
+
+def read_bytes(path: Path) -> bytes:
+    """All bytes of a file; raises as `must_be_a_file`."""
+    must_be_a_file(path)
+    return path.read_bytes()
 
 
 def in_order(

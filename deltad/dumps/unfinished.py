@@ -1,8 +1,9 @@
-"""Notes in RUN that say whose recording is not finished.
+"""Notes that say which recordings have not ended, and how many files those that ended wrote.
 
-A writer leaves one when it opens and takes it away when it has closed, so that what it left
-behind when it was killed is not taken for the whole: files appear when they are complete, and a
-file that never came cannot be missed by looking at the others.
+Files appear when they are complete, and a file that never came, or was lost later, cannot be
+missed by looking at the others. So a writer leaves a note in RUN when it opens and takes it away
+when it has closed; and when it closes it leaves an end note, an empty file
+`_ended-<rank>-<files>`, next to its files.
 """
 
 from __future__ import annotations
@@ -11,16 +12,21 @@ import contextlib
 import json
 import os
 import re
-import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from .layout import parse_part, part_path
-from .storage import place
+from deltad._checks import parse_json
+
+from .errors import DumpError
+from .layout import parse_end, parse_part, part_path
+from .storage import place, read_bytes
+
+END_NOTE_KEY: Final = b"deltad_end_note"
+"""Key in the footer of a file whose writer leaves an end note."""
 
 _NOTE: Final = re.compile(
     r"_unfinished\.arm=(?P<arm>.+)\.seed=(?P<seed>-?[0-9]+)\.rank=(?P<rank>[0-9]+)"
@@ -62,6 +68,8 @@ class Unfinished:
         OSError
             The file system refuses.
         """
+        import secrets  # slow to import
+
         about = {
             "process": os.getpid(),
             "host": socket.gethostname(),
@@ -75,7 +83,7 @@ class Unfinished:
     def take(self, text: bytes | None = None) -> None:
         """Take the note away, where there is one, and where it says `text` if that is given."""
         with contextlib.suppress(FileNotFoundError):
-            if text is None or self.path.read_bytes() == text:
+            if text is None or read_bytes(self.path) == text:
                 self.path.unlink(missing_ok=True)
 
     def sentence(self) -> str:
@@ -91,7 +99,7 @@ class Unfinished:
     def _whose(self) -> str:
         """Who left the note."""
         try:
-            found = json.loads(self.path.read_bytes())
+            found = parse_json(read_bytes(self.path))
             return f"begun by process {found['process']} on {found['host']} at {found['since']}"
         except (OSError, ValueError, KeyError, TypeError):
             return "the note does not say by whom it was begun"
@@ -148,8 +156,81 @@ def part_numbers(run: str | Path, *, arm: str, seed: int, rank: int = 0) -> list
     list of int
         From 0 without gaps, unless files are missing.
     """
-    folder = part_path(place(run), arm, seed, rank, 0).parent
-    if not folder.is_dir():
-        return []
-    places = (parse_part(entry.name) for entry in folder.iterdir())
+    places = map(parse_part, _names(part_path(place(run), arm, seed, rank, 0).parent))
     return sorted(place[1] for place in places if place is not None and place[0] == rank)
+
+
+def next_part(run: Path, *, arm: str, seed: int, rank: int = 0) -> int:
+    """Number of the file that follows those of one arm, seed and rank.
+
+    Raises
+    ------
+    DumpError
+        The last file is missing, as the end note tells.
+    """
+    folder = part_path(run, arm, seed, rank, 0).parent
+    following = max(part_numbers(run, arm=arm, seed=seed, rank=rank), default=-1) + 1
+    if (ended := ended_ranks(_names(folder)).get(rank, 0)) > following:
+        raise DumpError(
+            folder / f"part-{rank}-{following}.parquet",
+            f"is missing: {ended} files were written, so none can follow; record the seed anew",
+        )
+    return following
+
+
+def leave_end_note(folder: Path, rank: int, files: int) -> None:
+    """Note that a rank has ended with so many files in a seed's folder; with none, take it away."""
+    if files:
+        (folder / f"_ended-{rank}-{files}").write_bytes(b"")
+    for name in _names(folder):
+        if (found := parse_end(name)) and found[0] == rank and found[1] != files:
+            (folder / name).unlink(missing_ok=True)
+
+
+def drop_parts(folder: Path, rank: int, first: int = 0) -> None:
+    """Remove a rank's files from a number on, as if they had never been written."""
+    places = (parse_part(name) for name in _names(folder))
+    numbers = sorted(each[1] for each in places if each and each[0] == rank and each[1] >= first)
+    if first and not numbers:
+        return
+    leave_end_note(folder, rank, first)
+    for number in numbers:  # ascending: if this is interrupted, readers see a gap
+        (folder / f"part-{rank}-{number}.parquet").unlink(missing_ok=True)
+
+
+def ended_ranks(names: Iterable[str]) -> dict[int, int]:
+    """How many files each rank has written that has ended, by the names in a seed's folder."""
+    return dict(sorted(found for name in names if (found := parse_end(name))))
+
+
+def is_recorded(run: str | Path, *, arm: str, seed: int) -> bool:
+    """Whether the recording of an arm and seed has ended and no file of it is missing.
+
+    Parameters
+    ----------
+    run : str or Path
+        RUN; need not exist.
+    arm, seed : str, int
+        Which recording.
+
+    Returns
+    -------
+    bool
+        By names alone; files without an end note are taken for all that were written.
+    """
+    if unfinished(run, arm=arm, seed=seed):
+        return False
+    names = _names(part_path(place(run), arm, seed, 0, 0).parent)
+    ended = ended_ranks(names)
+    ranks: dict[int, list[int]] = {rank: [] for rank in ended}
+    for rank, number in sorted(found for name in names if (found := parse_part(name))):
+        ranks.setdefault(rank, []).append(number)
+    return bool(ranks) and all(
+        numbers == list(range(len(numbers))) and ended.get(rank, len(numbers)) == len(numbers)
+        for rank, numbers in ranks.items()
+    )
+
+
+def _names(folder: Path) -> list[str]:
+    """Names in a folder; none where there is no folder."""
+    return [entry.name for entry in folder.iterdir()] if folder.is_dir() else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from reprlib import repr as brief
 import numpy as np
 from numpy.typing import NDArray
 
-from .agreement import Rows, arm_findings, key_findings
+from .agreement import seed_findings
 from .batch import Batch
 from .consistency import SUPPORTS, Applied, applied, derived_findings
 from .errors import DumpError, Problem
@@ -81,10 +82,11 @@ def check_dump(
 ) -> list[Problem]:
     """Check everything that the contract says of a dump.
 
-    Beside names, footers and values: tokens are unique within arm and seed, arms agree on what
-    they share, `in_loss` of a masked arm is what its criterion decides on the stored values, a
-    step of zero length leaves the policy as it was, rows stored above a threshold lie there,
-    lists are in rank order, prompts can be read, and no recording is unfinished.
+    In addition to names, footers and values: tokens are unique within arm and seed, the arms of
+    a seed hold the same tokens and agree on what they share, `in_loss` of a masked arm is what
+    its criterion decides on the stored values, a step of zero length leaves the policy as it was,
+    rows stored above a threshold lie there, lists are in rank order, prompts can be read, and no
+    recording is unfinished.
 
     Parameters
     ----------
@@ -115,28 +117,42 @@ def check_dump(
     parts, problems = scan(path)
     for problem in (*problems, *check_prompts(path)):
         report.add(problem)
-    for each in unfinished(path):
+    notes = {(each.arm, each.seed, each.rank): each for each in unfinished(path)}
+    for each in notes.values():
         report.add(DumpError(each.path, each.sentence(), kind="unfinished"))
+    unended = {(part.arm, part.seed, part.rank): part for part in parts if not part.ended}
+    for arm, seed, rank in sorted(unended.keys() - notes.keys()):
+        message = (
+            f"the recording of rank {rank} has not ended, or its end note `_ended-{rank}-<files>` "
+            "was not copied"
+        )
+        folder = unended[arm, seed, rank].path.parent
+        report.add(DumpError(folder, message, kind="unfinished"))
+    broken = {os.path.dirname(problem.problem.path) for problem in problems}
     done = 0
     for seed in sorted({part.seed for part in parts}):
-        rows: dict[str, list[Rows]] = {}
-        for part in (part for part in parts if part.seed == seed):
-            found = _check_part(part, report, batch_rows)
-            if found is not None:
-                rows.setdefault(part.arm, []).append(found)
+        mine = [part for part in parts if part.seed == seed]
+        incomplete = {arm for arm, of, _ in (*notes, *unended) if of == seed}
+        incomplete |= {part.arm for part in mine if str(part.path.parent) in broken}
+        readable = []
+        for part in mine:
+            if _check_part(part, report, batch_rows):
+                readable.append(part)
+            else:
+                incomplete.add(part.arm)
             done += 1
             if progress is not None:
                 progress(done, len(parts))
-        for files in rows.values():
-            for path_, finding in key_findings(files):
-                report.add_findings(path_, 0, [finding])
-        for path_, first_row, finding in arm_findings(rows, batch_rows):
-            report.add_findings(path_, first_row, [finding])
+        for found in seed_findings(readable, batch_rows, incomplete=incomplete):
+            if isinstance(found, DumpError):
+                report.add(found)
+            else:
+                report.add_findings(found[0], found[1], [found[2]])
     return report.problems
 
 
-def _check_part(part: PartFile, report: _Report, batch_rows: int) -> Rows | None:
-    """Check one file alone; what identifies its rows, or None where they cannot be read."""
+def _check_part(part: PartFile, report: _Report, batch_rows: int) -> bool:
+    """Check one file alone; False where its rows cannot be read."""
     path = str(part.path)
     mask = None
     try:
@@ -147,15 +163,13 @@ def _check_part(part: PartFile, report: _Report, batch_rows: int) -> Rows | None
     if support not in SUPPORTS:
         message = f"`behavior.support` must be one of {', '.join(SUPPORTS)}, found {brief(support)}"
         report.add(DumpError(path, message, kind="metadata"))
-    keys = [np.zeros((0, 4), dtype=np.int32)]
     try:
         for batch in part_batches(part, batch_rows=batch_rows):
             report.add_findings(path, batch.first_row, row_findings(part, batch, mask))
-            keys.append(np.stack([batch[name] for name in Rows.KEY], axis=1))
     except DumpError as error:  # with `strict` also what `report` has just raised
         report.add(error)
-        return None
-    return Rows(part, np.concatenate(keys))
+        return False
+    return True
 
 
 def row_findings(part: PartFile, batch: Batch, mask: Applied | None) -> list[Finding]:

@@ -28,7 +28,14 @@ from .layout import check_arm, check_seed, part_path
 from .metadata import METADATA_KEY, Metadata
 from .parquet import parquet_writer
 from .storage import place
-from .unfinished import Unfinished, part_numbers
+from .unfinished import (
+    END_NOTE_KEY,
+    Unfinished,
+    drop_parts,
+    leave_end_note,
+    next_part,
+    part_numbers,
+)
 from .values import check_batch
 
 Existing = Literal["refuse", "replace", "append"]
@@ -47,7 +54,8 @@ class DumpWriter:
     A file is written under `RUN/_writing…` and renamed into its place when it is complete, so
     that neither a reader nor a crash ever leaves half a file there. What an interrupted writer
     left is removed by the next writer of the same arm, seed and rank. From its opening to its
-    closing a note in RUN says that its recording is not finished (`deltad.dumps.unfinished`).
+    closing a note in RUN says that its recording is not finished; when it closes, an end note next
+    to its files says how many there are (`deltad.dumps.unfinished`).
     Where RUN is a URL, a file is written in the folder for temporary files and uploaded when it
     is complete. As a context manager it closes at the end of the block.
 
@@ -290,6 +298,7 @@ class DumpWriter:
         except BaseException:
             self.abort(unfinished=True)
             raise
+        leave_end_note(self._target().parent, self._rank, self._part)
         self._note.take(self._noted)
         self.abort()
 
@@ -348,18 +357,18 @@ class DumpWriter:
         """Number of the first file, after what exists was dealt with."""
         folder = part_path(self._run, self._arm, self._seed, self._rank, 0).parent
         found = part_numbers(self._run, arm=self._arm, seed=self._seed, rank=self._rank)
-        if not found or existing != "refuse":
-            self._noted = self._note.leave()
-        if not found or existing == "append":
-            return found[-1] + 1 if found else 0
-        if existing == "refuse":
+        if found and existing == "refuse":
             raise DumpError(
                 folder / f"part-{self._rank}-{found[0]}.parquet",
                 "exists already; replace it, append to it, or choose another folder",
             )
-        for number in found:  # ascending: if this is interrupted, readers see a gap
-            (folder / f"part-{self._rank}-{number}.parquet").unlink(missing_ok=True)
-        return 0
+        first = 0
+        if existing == "append":
+            first = next_part(self._run, arm=self._arm, seed=self._seed, rank=self._rank)
+        self._noted = self._note.leave()
+        if existing != "append":
+            drop_parts(folder, self._rank)
+        return first
 
     def _flush(self, *, whole_groups: bool) -> None:
         """Write pending rows as row groups; with `whole_groups` keep what does not fill one."""
@@ -423,7 +432,11 @@ class DumpWriter:
         # Arrow's copy of the schema carries the metadata too, for whoever looks for it there.
         arrow = sink.schema.with_metadata({METADATA_KEY: text}).serialize().to_pybytes()
         sink.add_key_value_metadata(
-            {METADATA_KEY.decode(): text, "ARROW:schema": base64.b64encode(arrow).decode()}
+            {
+                METADATA_KEY.decode(): text,
+                END_NOTE_KEY.decode(): "",
+                "ARROW:schema": base64.b64encode(arrow).decode(),
+            }
         )
         sink.close()
         publish(aside, target)

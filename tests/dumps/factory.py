@@ -439,7 +439,7 @@ def _finish(
     keep = np.ones(len(k), bool)
     if arm in CRITERIA:
         tokens = _support_tokens(columns, vocab_size)
-        keep = CRITERIA[arm].keep(tokens, threshold=threshold, divergence=divergence)
+        keep = CRITERIA[arm].keeps(tokens, threshold=threshold, divergence=divergence)
     columns["in_loss"] = keep
 
 

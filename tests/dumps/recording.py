@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from deltad.dumps import BackgroundWriter, DumpWriter, Metadata, part_numbers, unfinished
+from deltad.dumps import BackgroundWriter, DumpWriter, Metadata, is_recorded
 
 ARMS: Final = ("none", "other")
 BATCHES: Final = 9
@@ -80,7 +80,7 @@ def resume(run: Path, seeds: int) -> None:
     """Record the seeds of which an arm is not there or not finished, from their beginning."""
     for seed in range(seeds):
         for arm in ARMS:
-            if unfinished(run, arm=arm, seed=seed) or not part_numbers(run, arm=arm, seed=seed):
+            if not is_recorded(run, arm=arm, seed=seed):
                 record(run, seed)
                 break
 

@@ -88,26 +88,32 @@ def test_schema_refuses_an_unknown_optional_column() -> None:
     ("name", "found", "accepted"),
     [
         ("step", pa.int32(), True),
-        ("step", pa.int64(), False),
+        ("step", pa.int64(), True),
+        ("step", pa.float32(), False),
         ("in_loss", pa.bool_(), True),
         ("in_loss", pa.int8(), False),
         ("pre_logprob", pa.float32(), True),
         ("pre_logprob", pa.float16(), False),
-        ("pre_logprob", pa.float64(), False),
+        ("pre_logprob", pa.float64(), True),
         ("full_kl_pre", pa.float64(), True),
-        ("full_kl_pre", pa.float32(), False),
+        ("full_kl_pre", pa.float32(), True),
         ("topk_ids", pa.list_(pa.int32(), 4), True),
         ("topk_ids", pa.list_(pa.field("item", pa.int32(), False), 4), True),
         ("topk_ids", pa.list_(pa.int32(), 5), False),
-        ("topk_ids", pa.list_(pa.int32()), False),
-        ("topk_ids", pa.list_(pa.int64(), 4), False),
+        ("topk_ids", pa.large_list(pa.int32()), True),
+        ("topk_ids", pa.list_(pa.int64()), True),
+        ("topk_ids", pa.list_(pa.float64(), 4), True),
+        ("topk_ids", pa.list_(pa.float32(), 4), False),
         ("topk_pre_logprobs", pa.list_(pa.float16(), 4), False),
         ("token", pa.string(), True),
         ("token", pa.large_string(), True),
         ("token", pa.dictionary(pa.int8(), pa.string()), True),
+        ("token", pa.string_view(), True),
         ("token", pa.binary(), False),
         ("token", pa.dictionary(pa.int32(), pa.int32()), False),
     ],
 )
-def test_readers_accept_one_type_a_column(name: str, found: pa.DataType, accepted: bool) -> None:
+def test_readers_accept_types_that_hold_the_same_values(
+    name: str, found: pa.DataType, accepted: bool
+) -> None:
     assert COLUMNS[name].accepts(found, 4) is accepted

@@ -172,7 +172,7 @@ def test_a_minor_format_is_read() -> None:
         ("stored", {"rule": "above", "divergence": "kl", "threshold": float("nan")}, "number"),
         ("stored", "all", "must be an object"),
         ("stored", {**PAIR, "threshold": None}, "threshold of `stored`"),
-        ("stored", {**PAIR, "criterion": "none of these"}, "the criterion of `stored`"),
+        ("stored", {**PAIR, "criterion": ["ratio"]}, "the criterion of `stored`"),
         ("stored", {**PAIR, "baseline": ["ratio"]}, "the baseline of `stored`"),
         ("stored", {**PAIR, "outside": -1}, "`outside` of `stored`"),
         ("stored", {**PAIR, "outside": True}, "`outside` of `stored`"),

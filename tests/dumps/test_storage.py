@@ -202,8 +202,9 @@ def test_a_file_appears_whole_or_not_at_all(run: Path, url: str) -> None:
         writer.append({name: values[:20] for name, values in rows.items()})
         assert names_in(url) == []
         writer.append({name: values[20:] for name, values in rows.items()})
-    assert names_in(url) == ["arm=a/seed=0/part-0-0.parquet", "arm=a/seed=0/part-0-1.parquet"]
-    assert [str(path) for path in writer.paths] == [f"{url}/{name}" for name in names_in(url)]
+    parts = ["arm=a/seed=0/part-0-0.parquet", "arm=a/seed=0/part-0-1.parquet"]
+    assert names_in(url) == ["arm=a/seed=0/_ended-0-2", *parts]
+    assert [str(path) for path in writer.paths] == [f"{url}/{name}" for name in parts]
     for name, values in columns_of(url, "a").items():
         if name in rows:
             np.testing.assert_array_equal(values, rows[name])
@@ -238,7 +239,7 @@ def test_of_two_writers_of_a_file_the_second_is_refused(run: Path, url: str) -> 
     writers[0].close()
     with pytest.raises(DumpError, match="another writer has put it there"):
         writers[1].close()
-    assert names_in(url) == ["arm=a/seed=0/part-0-0.parquet"]
+    assert names_in(url) == ["arm=a/seed=0/_ended-0-1", "arm=a/seed=0/part-0-0.parquet"]
 
 
 def test_the_store_itself_refuses_what_came_meanwhile(

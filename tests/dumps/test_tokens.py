@@ -91,7 +91,7 @@ def test_every_criterion_decides_from_the_file_what_was_applied(
     for arm in arms:
         for batch in dump.batches(arm, 0, batch_rows=batch_rows):
             tokens = batch_tokens(batch, dump.metadata(arm))
-            keep = CRITERIA[arm].keep(tokens, threshold=0.15, divergence=family)
+            keep = CRITERIA[arm].keeps(tokens, threshold=0.15, divergence=family)
             assert keep.tolist() == batch["in_loss"].tolist()
             masked += int((~keep).sum())
     assert masked > 3 * len(arms)
@@ -138,7 +138,7 @@ def test_rows_without_vectors_still_have_their_ratio(tmp_path: Path) -> None:
     seen = 0
     for batch in dump.batches("clip-higher", 0):
         tokens = scalar_tokens(batch)
-        keep = CRITERIA["clip-higher"].keep(tokens)
+        keep = CRITERIA["clip-higher"].keeps(tokens)
         assert keep.tolist() == batch["in_loss"][~batch.vectors].tolist()
         with pytest.raises(CriterionError, match="no top-K"):
             tokens.divergence("kl")

@@ -175,18 +175,67 @@ def test_arms_may_differ_in_what_follows_from_the_update(tmp_path: Path) -> None
     assert problems(run) == []
 
 
-def test_arms_need_not_have_the_same_rows_vectors_or_optional_columns(tmp_path: Path) -> None:
+def test_arms_need_not_have_the_same_order_files_vectors_or_optional_columns(
+    tmp_path: Path,
+) -> None:
     run = make_dump(tmp_path / "RUN", arms=["none"], seeds=[0], ranks=1, parts=1)
     make_dump(
         run, arms=["actual"], seeds=[0, 1], ranks=2, parts=1, null_vectors=0.4, optional=["token"]
     )
-    edit(run / FIRST, lambda table: table.slice(10, 20))
-    edit_metadata(run / FIRST, rows_seen=20)
     assert problems(run) == []
 
 
-def test_three_arms_are_compared_with_each_other(tmp_path: Path) -> None:
+def lose(file: Path, rows: slice) -> None:
+    """Take rows out of a file, as if it had never had them."""
+    edit(file, lambda table: table.take(np.delete(np.arange(len(table)), rows)))
+    edit_metadata(file, rows_seen=pq.read_metadata(file).num_rows)
+
+
+ACTUAL = "arm=actual/seed=0/part-0-0.parquet"
+
+
+@pytest.mark.parametrize("at_once", [1 << 28, 1_000])
+def test_an_arm_that_lost_rows_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr("deltad.dumps.agreement.BYTES_AT_ONCE", at_once)
+    run = make_dump(tmp_path / "RUN", **{**SINGLE, "arms": ["actual", "none"], "shuffle": False})
+    table = pq.ParquetFile(run / ACTUAL).read(columns=[*KEY])
+    Dump.open(run).check_arms(["actual", "none"])
+    lose(run / ACTUAL, slice(20, 50))
+    problem = one(run, batch_rows=7)
+    first = min(tuple(row.values()) for row in table.slice(20, 30).to_pylist())
+    assert (problem.path, problem.kind) == (str(run / "arm=actual/seed=0"), "same tokens")
+    assert problem.message == (
+        "must hold the same tokens as the other arms of its seed: 30 are missing in arm actual, "
+        f"the first of them step {first[0]}, sequence {first[1]}, position {first[2]}, which arm "
+        "none has"
+    )
+    with pytest.raises(DumpError, match=r"arms none and actual must hold .* of seed 0, found 60 "):
+        Dump.open(run).check_arms(["none", "actual"])
+
+
+def test_arms_of_which_each_lacks_a_token_are_both_found(tmp_path: Path) -> None:
+    run = make_dump(tmp_path / "RUN", **{**SINGLE, "arms": ["actual", "none"]})
+    lose(run / FIRST, slice(0, 1))
+    lose(run / ACTUAL, slice(0, 1))
+    assert [p.kind for p in problems(run)] == ["same tokens", "same tokens"]
+    Dump.open(run).check_arms(["none", "actual"])  # footers count the same
+
+
+def test_arms_that_were_stored_by_different_rules_hold_different_tokens(tmp_path: Path) -> None:
+    run = make_dump(tmp_path / "RUN", arms=["none"], seeds=[0])
+    make_dump(run, arms=["ratio"], seeds=[0], stored=("kl", 0.05))
+    assert problems(run) == []
+    Dump.open(run).check_arms(["none", "ratio"])
+
+
+@pytest.mark.parametrize("at_once", [1 << 28, 1_000])
+def test_three_arms_are_compared_with_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
     """The first arm lacks the token in which the others differ."""
+    monkeypatch.setattr("deltad.dumps.agreement.BYTES_AT_ONCE", at_once)
     run = make_dump(
         tmp_path / "RUN",
         arms=["actual", "none", "zero-step"],
@@ -195,10 +244,10 @@ def test_three_arms_are_compared_with_each_other(tmp_path: Path) -> None:
         ranks=1,
         parts=1,
     )
-    edit(run / "arm=actual/seed=0/part-0-0.parquet", lambda table: table.slice(0, 30))
-    edit_metadata(run / "arm=actual/seed=0/part-0-0.parquet", rows_seen=30)
+    lose(run / ACTUAL, slice(30, None))
     edit_value(run / "arm=zero-step/seed=0/part-0-0.parquet", "advantage", 40, 3.5)
-    problem = one(run)
+    problem, lacking = problems(run, batch_rows=9)
+    assert lacking.path == str(run / "arm=actual/seed=0")
     assert (problem.row, problem.column) == (40, "advantage")
     assert problem.message.startswith("must be the same in all arms, found 3.5 here and ")
     assert problem.message.endswith("in arm none")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from deltad.dumps import COLUMNS, Batch, DumpError, Metadata, check_batch, findings
-from deltad.dumps.lists import _all_distinct, rank_order
+from deltad.dumps.lists import rank_order
 from deltad.support import SupportError, topk_support
 
 METADATA = Metadata(top_k=3, vocab_size=50, derived={"version": 1, "divergence": "kl"})
@@ -260,7 +260,10 @@ def test_rank_order_is_descending_but_for_rounding_and_padding() -> None:
 )
 def test_distinct_ids_are_found_as_by_sets(rows: list[list[int]]) -> None:
     expected = all(len({i for i in row if i >= 0}) == sum(i >= 0 for i in row) for row in rows)
-    assert _all_distinct(np.asarray(rows, dtype=np.int32)) is expected
+    ids = np.asarray(rows, dtype=np.int32)
+    batch = Batch("f", 0, {"topk_ids": ids}, np.ones(len(ids), bool))
+    metadata = Metadata(top_k=ids.shape[1], vocab_size=81)
+    assert (not list(findings(batch, metadata))) is expected
 
 
 @settings(max_examples=150, deadline=None)

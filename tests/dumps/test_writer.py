@@ -423,7 +423,10 @@ def test_nothing_is_seen_before_the_file_is_complete(tmp_path: Path, rows: Rows)
     writer.close()
     writer.close()
     assert os.listdir(tmp_path) == ["arm=none"]
-    assert os.listdir(tmp_path / "arm=none" / "seed=0") == ["part-0-0.parquet"]
+    assert sorted(os.listdir(tmp_path / "arm=none" / "seed=0")) == [
+        "_ended-0-1",
+        "part-0-0.parquet",
+    ]
     with pytest.raises(ValueError, match="is closed"):
         writer.append(rows)
 
