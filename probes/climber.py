@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from deltad.dumps import Batch, Metadata, batch_tokens
-from deltad.masks import criterion
+from deltad.masks import rule
 
 from .elsewhere import Elsewhere, length, moved
 from .errors import ProbeError, first_line
@@ -86,8 +86,8 @@ class Climber:
         return {
             "divergence": ladder.divergence,
             "threshold": ladder.threshold,
-            "criterion": ladder.criterion,
-            "baseline": ladder.baseline,
+            "criterion": rule(ladder.criterion).name,
+            "baseline": rule(ladder.baseline).name,
             "tokens": ladder.tokens,
             "sample": "a step's disagreement tokens first, then others outside, then any; at "
             "random within each",
@@ -274,7 +274,7 @@ def _priority(batch: MicroBatch, d_pre: Slopes, ladder: Ladder) -> NDArray[np.in
     """0 for disagreement tokens, 1 for others outside, 2 for the rest."""
     tokens = batch.criterion_tokens()
     first, second = (
-        criterion(name).keep(tokens, threshold=ladder.threshold, divergence=ladder.divergence)
+        rule(name).keeps(tokens, threshold=ladder.threshold, divergence=ladder.divergence)
         for name in (ladder.criterion, ladder.baseline)
     )
     outside = d_pre > ladder.threshold

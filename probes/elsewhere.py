@@ -227,7 +227,7 @@ def reduced_divergence(
         vocab_size=batch.vocab_size,
         check=False,
     )
-    found: Tensor = DIVERGENCES[divergence](support)
+    found: Tensor = DIVERGENCES[divergence].value(support)
     return found
 
 

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from deltad.masks import DEFAULT_THRESHOLD, CriterionError, criterion
+from deltad.masks import DEFAULT_THRESHOLD, CriterionError, Rule, rule
 
 from .errors import ProbeError
 
@@ -43,7 +43,7 @@ class Ladder:
         D, that of the update's region.
     threshold : float
         δ of the region.
-    criterion, baseline : str
+    criterion, baseline : str or Rule
         The two criteria; by default `predictive-<divergence>-aggregated` and `ratio`.
     least : float
         Tokens with D up to this are not sampled: those that the dump does not store.
@@ -75,8 +75,8 @@ class Ladder:
     tokens: int = 64
     divergence: str = "kl"
     threshold: float = DEFAULT_THRESHOLD
-    criterion: str = ""
-    baseline: str = "ratio"
+    criterion: str | Rule = ""
+    baseline: str | Rule = "ratio"
     least: float = 0.0
     seed: int = 0
     ratio_cap: float | None = None
@@ -97,8 +97,8 @@ class Ladder:
         if not self.criterion:
             object.__setattr__(self, "criterion", f"predictive-{self.divergence}-aggregated")
         try:
-            for name in (self.criterion, self.baseline):
-                criterion(name).check_family(self.divergence)
+            for each in (self.criterion, self.baseline):
+                rule(each).check_family(self.divergence)
         except CriterionError as error:
             raise ProbeError(f"the ladder's pair of criteria: {error}") from error
 

@@ -10,9 +10,8 @@ from typing import Final, Literal, Self
 import numpy as np
 
 from deltad.dumps import Batch, Metadata
-from deltad.masks import DEFAULT_THRESHOLD, CriterionError
-from deltad.step_counting import count_steps
-from deltad.steps import StepQuestion, StepScalars
+from deltad.masks import DEFAULT_THRESHOLD, VALUES, CriterionError, Rule
+from deltad.steps import StepQuestion, StepScalars, count_steps
 
 from .rows import Rows
 from .sinks import AnySink, Sink, StepSink
@@ -76,9 +75,9 @@ class Monitor:
         *,
         threshold: float = DEFAULT_THRESHOLD,
         divergence: str = "kl",
-        criterion: str = "",
-        baseline: str = "ratio",
-        masked: Sequence[str] = ("clip-higher",),
+        criterion: str | Rule = "",
+        baseline: str | Rule = "ratio",
+        masked: Sequence[str | Rule] = ("clip-higher",),
         every: int = 1,
         then: Callable[[str, Rows], None] | None = None,
         seed: int = 0,
@@ -94,8 +93,8 @@ class Monitor:
             raise ValueError(f'`on_error` must be "warn" or "raise", got {on_error!r}')
         self.question = StepQuestion(threshold, divergence, criterion, baseline, tuple(masked))
         if vocab_size is None:
-            for name in self.question.watched:
-                if name.endswith(("-uniform", "-exact")):
+            for name, each in self.question.rules.items():
+                if any(VALUES[value].counts_ids for value in each.named):
                     raise CriterionError(f"criterion {name} needs to know `vocab_size`")
         self.sinks: tuple[AnySink, ...] = tuple(sink) if isinstance(sink, Sequence) else (sink,)
         self.last: dict[str, StepScalars] = {}

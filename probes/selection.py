@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from deltad._checks import is_integer, is_real
 from deltad.divergence import DIVERGENCES
-from deltad.masks import DEFAULT_THRESHOLD, CriterionError, Tokens, criterion
+from deltad.masks import DEFAULT_THRESHOLD, CriterionError, Rule, Tokens, rule
 
 from .errors import ProbeError
 
@@ -41,8 +41,9 @@ class Selection:
         D, of the top-K support.
     near : float
         A smaller threshold, in the divergence's unit.
-    criterion, baseline : str
-        Two criteria; by default `predictive-<divergence>-aggregated` and `ratio`.
+    criterion, baseline : str or Rule
+        Two criteria, as `deltad.masks.rule` takes them; by default
+        `predictive-<divergence>-aggregated` and `ratio`.
     sequences : float
         Share of the sequences that are looked at, in (0, 1]. Each is drawn by itself, by a hash
         of `seed`, step and the sequence's number: the same in all arms and on all ranks, and no
@@ -62,8 +63,8 @@ class Selection:
     threshold: float = DEFAULT_THRESHOLD
     divergence: str = "kl"
     near: float = NEAR
-    criterion: str = ""
-    baseline: str = "ratio"
+    criterion: str | Rule = ""
+    baseline: str | Rule = "ratio"
     sequences: float = 1.0
     every: int = 1
     seed: int = 0
@@ -99,8 +100,8 @@ class Selection:
                     "a criterion never disagrees with itself"
                 )
             try:
-                for name in (self.criterion, self.baseline):
-                    criterion(name).check_family(self.divergence)
+                for each in (self.criterion, self.baseline):
+                    rule(each).check_family(self.divergence)
             except CriterionError as error:
                 raise ProbeError(f"the pair of criteria of `keep`: {error}") from error
 
@@ -140,11 +141,9 @@ class Selection:
         if self.keep == "disagreement":
             first, second = (
                 np.asarray(
-                    criterion(name).keep(
-                        tokens, threshold=self.threshold, divergence=self.divergence
-                    )
+                    rule(each).keeps(tokens, threshold=self.threshold, divergence=self.divergence)
                 )
-                for name in (self.criterion, self.baseline)
+                for each in (self.criterion, self.baseline)
             )
             # A criterion keeps all tokens inside: what lies within the slack is taken as it is.
             wanted &= (first != second) | (d_pre <= self.threshold)
@@ -171,15 +170,16 @@ class Selection:
         """`Metadata.stored` of a dump of what is kept."""
         if self.keep == "all":
             return {"rule": "all"}
-        rule: dict[str, Any] = {
+        found: dict[str, Any] = {
             "rule": "disagreement" if self.keep == "disagreement" else "above",
             "divergence": self.divergence,
             "threshold": self.least,
         }
         if self.keep == "disagreement":
             # The writer counts the tokens outside.
-            rule |= {"criterion": self.criterion, "baseline": self.baseline, "outside": 0}
-        return rule
+            pair = {"criterion": rule(self.criterion).name, "baseline": rule(self.baseline).name}
+            found |= {**pair, "outside": 0}
+        return found
 
     @property
     def sampling(self) -> Mapping[str, Any] | None:

@@ -8,7 +8,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from deltad.direction import DIRECTIONS
 from deltad.divergence import DIVERGENCES
 from deltad.support import LOGPROB_TOLERANCE, full_support
 
@@ -110,7 +109,7 @@ def read_whole(
             check=False,  # `checked_whole` has done it, and names the token
         )
         for family, divergence in DIVERGENCES.items():
-            pair = (divergence(support), DIRECTIONS[family](support).total)
+            pair = (divergence.value(support), divergence.direction(support).total)
             found[family].append(torch.stack(pair))
     whole = {family: torch.cat(parts, 1) for family, parts in found.items()}
     return {family: (each[0], each[1]) for family, each in whole.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from deltad._checks import printable
 from deltad.probes.errors import ProbeError
 
 
@@ -31,7 +32,7 @@ class EngineError(ProbeError):
             place.append(f"request {request}")
         if position is not None:
             place.append(f"position {position}")
-        super().__init__(f"{', '.join(place)}: {reason}")
+        super().__init__(printable(f"{', '.join(place)}: {reason}"))
         self.engine = engine
         self.request = request
         self.position = position

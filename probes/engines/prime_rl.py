@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
+
+from deltad._checks import parse_json
 
 from .assemble import Position, Sampling, assemble, brief, whole
 from .errors import EngineError, formed
@@ -65,8 +66,8 @@ def _records(records: Any) -> Iterable[Any]:
         if not record.strip():
             continue
         try:
-            yield json.loads(record)
-        except json.JSONDecodeError as error:
+            yield parse_json(record)
+        except ValueError as error:
             raise EngineError(
                 _ENGINE, f"a line must be JSON: {error}", request=f"line {index + 1}"
             ) from error

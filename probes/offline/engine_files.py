@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from deltad._checks import parse_json
 from deltad.probes.engines import READERS, EngineError, EngineResponse, shared_metadata
 from deltad.probes.errors import first_line
 
@@ -187,8 +187,8 @@ def _objects(
         return
     try:
         text = path.read_bytes()
-        found = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
+        found = parse_json(text)
+    except (OSError, ValueError) as error:
         faults.add(Fault(path, f"must be JSON ({first_line(error)})"))
         return
     if progress is not None:

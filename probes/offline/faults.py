@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from deltad._checks import printable
 from deltad.probes.errors import ProbeError
 
 LISTED: Final = 20
@@ -67,7 +68,7 @@ class Fault:
             where += f", position {self.position}"
         if self.field is not None:
             where += f", field `{self.field}`"
-        return f"{where}: {self.message}"
+        return printable(f"{where}: {self.message}")
 
 
 class OfflineError(ProbeError):

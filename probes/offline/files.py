@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from deltad._checks import parse_json
 from deltad.probes.errors import first_line
 
 from .faults import BadValueError, Fault, Faults, OfflineError, Origin
@@ -109,8 +109,8 @@ def json_lines(
                 continue
             origin = Origin(path, number, "line")
             try:
-                found = json.loads(line)
-            except (ValueError, RecursionError) as error:
+                found = parse_json(line)
+            except ValueError as error:
                 half = "" if line.endswith(b"\n") else "; the file ends within it, half written"
                 faults.add(Fault(origin, f"must be JSON ({first_line(error)}){half}"))
                 continue

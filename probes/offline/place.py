@@ -10,6 +10,7 @@ from deltad.dumps.aside import publish as publish_file
 from deltad.dumps.footers import scan
 from deltad.dumps.layout import part_path
 from deltad.dumps.storage import is_remote
+from deltad.dumps.unfinished import drop_parts, leave_end_note, next_part
 
 
 def check_run(run: Path, metadata: Metadata, arm: str, seed: int, existing: str) -> None:
@@ -67,19 +68,16 @@ def publish(staging: Path, run: Path, arm: str, seed: int, existing: str) -> tup
     target = part_path(run, arm, seed, 0, 0).parent
     staged = part_path(staging, arm, seed, 0, 0).parent
     first = 0
-    behind_url = is_remote(run)
+    if existing == "append":
+        first = next_part(run, arm=arm, seed=seed)
+    behind_url = is_remote(run)  # by itself it would narrow the type of `run`
     if behind_url:
-        there = part_numbers(run, arm=arm, seed=seed)
-        if existing == "append":
-            first = max(there, default=-1) + 1
-        else:
-            for number in there:
-                part_path(run, arm, seed, 0, number).unlink(missing_ok=True)
+        if existing != "append":
+            drop_parts(target, 0)
         for number in reversed(numbers):
             place = part_path(run, arm, seed, 0, first + number)
             publish_file(part_path(staging, arm, seed, 0, number), place)
     elif existing == "append" and target.is_dir():
-        first = max(part_numbers(run, arm=arm, seed=seed), default=-1) + 1
         for number in numbers:
             os.rename(
                 staged / f"part-0-{number}.parquet", target / f"part-0-{first + number}.parquet"
@@ -91,4 +89,5 @@ def publish(staging: Path, run: Path, arm: str, seed: int, existing: str) -> tup
             os.rename(staged, target)
         else:
             os.rename(staged.parent, target.parent)
+    leave_end_note(target, 0, first + len(numbers))
     return tuple(part_path(run, arm, seed, 0, first + number) for number in numbers)

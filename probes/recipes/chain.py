@@ -17,7 +17,7 @@ from deltad.dumps import Metadata, write_prompts
 from deltad.dumps.batch import Batch
 from deltad.dumps.content import Vectors
 from deltad.dumps.tokens import batch_tokens
-from deltad.masks import criterion
+from deltad.masks import rule
 from deltad.probes.arms import ZERO_STEP, Snapshot, branch
 from deltad.probes.behavior import ResponseTokens
 from deltad.probes.ladder import Ladder
@@ -253,7 +253,7 @@ class Chain:
         if arm in (UNMASKED, ZERO_STEP):
             return torch.ones(measured.size, dtype=torch.bool)
         batch = Batch("", 0, measured.rows, np.ones(measured.size, dtype=np.bool_))
-        kept = criterion(arm).keep(
+        kept = rule(arm).keeps(
             batch_tokens(batch, self._shape()),
             threshold=self.recipe.threshold,
             divergence=self.recipe.divergence,

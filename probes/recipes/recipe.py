@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from deltad.divergence import DIVERGENCES
-from deltad.masks import DEFAULT_THRESHOLD, criterion
+from deltad.masks import DEFAULT_THRESHOLD, rule
 
 if TYPE_CHECKING:
     from .rollout import World
@@ -172,10 +172,10 @@ class Recipe:
             if arm == "zero-step":
                 raise RecipeError("`arms` leaves zero-step to `zero_step_seeds`")
             try:
-                criterion(arm).check_family(self.divergence)
+                rule(arm).check_family(self.divergence)
             except ValueError as error:
                 raise RecipeError(f"`arms`: {error}") from error
-            if not (self.full or criterion(arm).columns in ((), ("pre_collision",))):
+            if not (self.full or rule(arm).columns in ((), ("pre_collision",))):
                 raise RecipeError(
                     f"`arms`: {arm} needs the behavior policy's whole vocabulary: set `full`"
                 )

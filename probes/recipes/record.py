@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
-from deltad.dumps import METADATA_KEY, DumpError, Metadata, Near, part_numbers, unfinished
+from deltad.dumps import METADATA_KEY, DumpError, Metadata, Near, is_recorded, unfinished
 from deltad.dumps.aside import remove_leftovers
 from deltad.dumps.content import Vectors
 from deltad.dumps.lock import is_empty, locked
@@ -186,13 +186,7 @@ def _refuse_what_is_there(folder: Path) -> None:
 
 def is_complete(recipe: Recipe, folder: Path, seed: int) -> bool:
     """Whether every arm that the seed should have is there, and was closed."""
-    for arm in recipe.arms_of(seed):
-        parts = part_numbers(folder, arm=arm, seed=seed)
-        if not parts or parts != list(range(len(parts))):
-            return False
-        if unfinished(folder, arm=arm, seed=seed):
-            return False
-    return True
+    return all(is_recorded(folder, arm=arm, seed=seed) for arm in recipe.arms_of(seed))
 
 
 def _wanted(recipe: Recipe, seeds: int | Iterable[int] | None) -> list[int]:

@@ -6,10 +6,11 @@ by hub name or path and any reasoning-gym task.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from deltad._checks import parse_json
 
 from .recipe import Recipe, RecipeError, option
 
@@ -89,7 +90,7 @@ class SmolLM2Recipe(Recipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         try:
-            config = json.loads(self.task_config)
+            config = parse_json(self.task_config)
         except ValueError as error:
             raise RecipeError(
                 f"`task_config` must be a JSON object, got {self.task_config!r} ({error})"

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from deltad._checks import parse_json
 from deltad.curves import FORMAT, BatchLine, log_path, options_path, read_lines, read_options
 from deltad.dumps.lock import is_empty
+from deltad.dumps.unfinished import drop_parts
 from deltad.probes.recipes.recipe import RecipeError
 from deltad.probes.recipes.record import refuse_another_start
 from deltad.steps import steps_path
@@ -163,10 +165,8 @@ class RunFiles:
             )
         _keep_lines(self.steps, lambda line: line["step"] < batch * training.minibatches)
         kept = recorded_parts(training, batch)
-        for part in self.dump.glob(f"arm=*/seed={self.run.seed}/part-0-*.parquet"):
-            if int(part.stem.rpartition("-")[2]) >= kept:
-                part.unlink()
         for place in self.dump.glob(f"arm=*/seed={self.run.seed}"):
+            drop_parts(place, 0, kept)
             if not any(place.iterdir()):
                 place.rmdir()
 
@@ -246,7 +246,7 @@ def _keep_lines(path: Path, wanted: Callable[[Any], bool]) -> None:
         return
     text = path.read_bytes()
     whole = text[: text.rfind(b"\n") + 1].splitlines(keepends=True)
-    kept = b"".join(line for line in whole if line.strip() and wanted(json.loads(line)))
+    kept = b"".join(line for line in whole if line.strip() and wanted(parse_json(line)))
     if kept == text:
         return
     aside = path.with_name(f".{path.name}.{os.getpid()}")

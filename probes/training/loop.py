@@ -293,8 +293,10 @@ class StepSums:
         """Take a step's counts."""
         found: dict[str, float] = {
             name: step.counts[name]
-            for name in ("tokens", "outside", "disagreement", "outside_increase")
-        }
+            for name in (
+                "tokens", "outside", "disagreement", "outside_increase", "outside_determined",
+            )
+        }  # fmt: skip
         found |= {
             "masked": step.masked.get(self.mask, 0),
             "kl": step.logprobs.k1,

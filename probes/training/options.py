@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, Self
 
 from deltad.divergence import DIVERGENCES
-from deltad.masks import DEFAULT_THRESHOLD, Criterion, criterion
+from deltad.masks import DEFAULT_THRESHOLD, Rule, rule
 from deltad.probes.recipes import RECIPES
 from deltad.probes.recipes.recipe import Recipe, RecipeError, check_field, option
 
@@ -212,7 +212,7 @@ class Training:
         """Learning rate of an optimizer step, counted from 0."""
         return self.lr * min(1.0, (step + 1) / max(1, self.warmup_steps))
 
-    def mask(self, name: str) -> Criterion:
+    def mask(self, name: str) -> Rule:
         """Look a mask up and see that it can be trained with.
 
         Raises
@@ -221,7 +221,7 @@ class Training:
             No such criterion, one of another divergence, or one that needs `full`.
         """
         try:
-            found = criterion(name)
+            found = rule(name)
             found.check_family(self.divergence)
         except ValueError as error:
             raise RecipeError(f"`masks`: {error}") from error

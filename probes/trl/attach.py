@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from deltad.dumps.writer import Existing
-from deltad.masks import DEFAULT_THRESHOLD
+from deltad.masks import DEFAULT_THRESHOLD, Rule, rule
 from deltad.probes.errors import ProbeError
 from deltad.probes.rows import Rows
 from deltad.steps import StepQuestion
-from deltad.weights import weight
 
 from . import checks
 from .attached import Attached
@@ -28,7 +27,7 @@ def attach(
     *,
     top_k: int = TOP_K,
     behavior: Behavior = "auto",
-    criterion: str | None = None,
+    criterion: str | Rule | None = None,
     threshold: float = DEFAULT_THRESHOLD,
     divergence: str | None = None,
     ratio_cap: float | None = None,
@@ -58,9 +57,9 @@ def attach(
         Whose log-probs μ are: "engine" asks vLLM for its top-K; "policy" reads the trained model
         when it generated, in the shapes in which it will be trained on. "auto" is "engine" with
         vLLM, else "policy".
-    criterion : str, optional
-        Train with this mask or soft weight of `deltad.weights.WEIGHTS` in the place of TRL's clip
-        ("none" for neither); None leaves the loss alone.
+    criterion : str or Rule, optional
+        Train with this mask or soft weight (a name of `deltad.masks.RULES`, `FILE.py:NAME`, or a
+        `Rule`) in the place of TRL's clip ("none" for neither); None leaves the loss alone.
     threshold, divergence
         δ and the region's divergence: of the mask, and of what the metrics count.
     ratio_cap : float, optional
@@ -122,11 +121,12 @@ def attach(
     )
 
 
-def _question(criterion: str | None, threshold: float, divergence: str | None) -> StepQuestion:
+def _question(
+    criterion: str | Rule | None, threshold: float, divergence: str | None
+) -> StepQuestion:
     """What the metrics count: the region, and the criterion against the ratio's."""
-    rule = None if criterion is None else weight(criterion).criterion
-    family = divergence or (rule.family if rule is not None and rule.family else "kl")
-    watched = rule is not None and rule.name not in ("none", "ratio") and "-full" not in rule.name
-    return StepQuestion(
-        threshold, family, rule.name if watched and rule is not None else "", "ratio"
-    )
+    found = rule("none" if criterion is None else criterion)
+    family = divergence or found.family or "kl"
+    alone = found.scope == "token" and f"full_{family}_pre" not in found.columns
+    watched = alone and found.name not in ("none", "ratio")
+    return StepQuestion(threshold, family, found if watched else "", "ratio")

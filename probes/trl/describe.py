@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from deltad.dumps import Metadata
+from deltad.masks import rule
 
 from .loss import MaskedLoss
 
@@ -125,7 +126,7 @@ def _update(trainer: Any, loss: MaskedLoss | None) -> dict[str, Any]:
         return {"mask": f"trl-{trainer.loss_type}", "epsilon": [
             trainer.epsilon_low, trainer.epsilon_high]}  # fmt: skip
     return {
-        "mask": loss.criterion,
+        "mask": rule(loss.criterion).name,
         "threshold": loss.threshold,
         "divergence": loss.family,
         "ratio_cap": loss.ratio_cap,

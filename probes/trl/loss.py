@@ -25,10 +25,9 @@ from torch import Tensor
 
 from deltad.losses import PolicyLoss, TopKLogprobs, trust_region_loss
 from deltad.losses.metrics import Metric
-from deltad.masks import DEFAULT_THRESHOLD
+from deltad.masks import DEFAULT_THRESHOLD, Rule, rule
 from deltad.probes.errors import ProbeError
 from deltad.probes.microbatch import MicroBatch
-from deltad.weights import weight
 
 LOSS_TYPES: Final = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 """Losses of TRL that are −ρ Â a token where no clip is reached."""
@@ -40,8 +39,8 @@ class MaskedLoss:
 
     Attributes
     ----------
-    criterion : str
-        A name of `deltad.weights.WEIGHTS`.
+    criterion : str or Rule
+        As `deltad.masks.rule` takes it.
     threshold : float
         δ.
     divergence : str or None
@@ -57,7 +56,7 @@ class MaskedLoss:
         What `trust_region_loss` raises of such options, or a criterion that needs all of μ.
     """
 
-    criterion: str
+    criterion: str | Rule
     threshold: float = DEFAULT_THRESHOLD
     divergence: str | None = None
     ratio_cap: float | None = None
@@ -74,8 +73,7 @@ class MaskedLoss:
     @property
     def family(self) -> str:
         """Divergence of the region."""
-        rule = weight(self.criterion).criterion
-        return self.divergence or (rule and rule.family) or "kl"
+        return self.divergence or rule(self.criterion).family or "kl"
 
     def put_into(
         self, inputs: dict[str, Any], logps: Tensor, batch: MicroBatch, mask: Tensor
@@ -126,19 +124,22 @@ class MaskedLoss:
         )
         policy, behavior = rows["pre_logprob"].double(), rows["behavior_logprob"].double()
         advantage = rows["advantage"].double()
-        judged = self._judge(policy, behavior, advantage, topk)
+        sequence = torch.from_numpy(batch.rows["sequence"])[None]
+        judged = self._judge(policy, behavior, advantage, topk, sequence)
         batch.keep(judged.keep[0])
-        ratio = (policy - behavior).exp()
-        if self.ratio_cap is not None:
-            ratio = ratio.clamp(max=self.ratio_cap)
-        pull = torch.where(judged.weight != 0, judged.weight * ratio * advantage, 0.0)
+        pull = judged.factor * advantage
         inputs["advantages"] = laid.masked_scatter(mask, pull[0].to(laid))
         # Read by TRL's off-policy mask of whole sequences.
         inputs["sampling_per_token_logps"] = laid.masked_scatter(mask, behavior[0].to(laid))
         return judged.metrics
 
     def _judge(
-        self, policy: Tensor, behavior: Tensor, advantage: Tensor, topk: TopKLogprobs
+        self,
+        policy: Tensor,
+        behavior: Tensor,
+        advantage: Tensor,
+        topk: TopKLogprobs,
+        sequence: Tensor | None = None,
     ) -> PolicyLoss:
         """Weights of tokens, of shape (1, row)."""
         return trust_region_loss(
@@ -152,6 +153,7 @@ class MaskedLoss:
             topk=topk,
             parameters=self.parameters,
             ratio_cap=self.ratio_cap,
+            sequence=sequence,
         )
 
 

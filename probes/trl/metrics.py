@@ -12,8 +12,7 @@ import numpy as np
 from deltad.dumps import Batch, Metadata, batch_tokens
 from deltad.losses.metrics import Metric
 from deltad.probes.rows import Rows
-from deltad.step_counting import count_steps
-from deltad.steps import StepQuestion, StepScalars
+from deltad.steps import StepQuestion, StepScalars, count_steps
 
 LOGGED: Final = (
     "outside_rate",

@@ -10,6 +10,7 @@ from types import TracebackType
 from deltad.dumps import Metadata, part_numbers
 from deltad.dumps.layout import part_path
 from deltad.dumps.storage import is_remote, open_parquet, place
+from deltad.dumps.unfinished import drop_parts
 from deltad.dumps.writer import Existing
 from deltad.probes.errors import ProbeError
 from deltad.probes.recorder import Recorder
@@ -142,7 +143,7 @@ class RunRecorder:
 
     def _forget_from(self, step: int) -> None:
         """Remove the files of steps that will be made once more."""
-        for part in reversed(self._parts()):
+        for number, part in reversed(list(enumerate(self._parts()))):  # numbered without gaps
             with open_parquet(part, ["step"]) as file:
                 steps = file.read(columns=["step"])["step"].to_numpy()
             if not len(steps) or steps.max() < step:
@@ -152,4 +153,4 @@ class RunRecorder:
                     f"{part} holds steps {steps.min()} to {steps.max()} and training resumes at "
                     f"step {step}: it was not recorded up to this checkpoint; give another folder"
                 )
-            part.unlink()
+            drop_parts(part.parent, self._rank, number)

@@ -6,14 +6,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from types import MappingProxyType, ModuleType
+from importlib.metadata import entry_points
+from types import ModuleType
 from typing import Any, Final
 
 from torch import Tensor
 
 from deltad.losses import TopKLogprobs, trust_region_loss
-from deltad.masks import CRITERIA
+from deltad.masks import CRITERIA, ENTRY_POINTS, VALUES, Rule, rule
 from deltad.probes.errors import ProbeError
+
+from .settings import Settings
 
 
 @dataclass(frozen=True)
@@ -49,20 +52,22 @@ class RegisteredLoss:
     ----------
     name : str
         For `actor.policy_loss.loss_mode`.
-    criterion : str
-        Of `deltad.masks.CRITERIA`.
+    criterion : str or Rule
+        As `deltad.masks.rule` takes it.
     divergence : str
         The region's: "kl" or "tv".
     """
 
     name: str
-    criterion: str
+    criterion: str | Rule
     divergence: str
 
     @property
     def wants_topk(self) -> bool:
         """Whether it judges by both policies at μ's top-K."""
-        return self.criterion not in ("binary-kl", "binary-tv", "clip-higher")
+        judge = rule(self.criterion)
+        named = (VALUES[each] for each in judge.named)
+        return judge.opaque or any(not (each.scalar or each.entry) for each in named)
 
     def __call__(
         self,
@@ -165,10 +170,9 @@ def _losses() -> dict[str, RegisteredLoss]:
     """Every criterion that verl's batch has the numbers for."""
     found = []
     for name, criterion in CRITERIA.items():
-        if name.endswith("-full") or name == "ratio":
+        if f"full_{criterion.family}_pre" in criterion.columns or name == "ratio":
             continue  # no trainer has all of μ
-        family = "tv" if criterion.family == "tv" or name.endswith("-tv") else "kl"
-        found.append(RegisteredLoss(name.replace("-", "_"), name, family))
+        found.append(RegisteredLoss(name.replace("-", "_"), name, criterion.divergence))
     for family in ("kl", "tv"):
         found.append(RegisteredLoss(f"dppo_topk_{family}", "ratio", family))
         found.append(
@@ -177,8 +181,17 @@ def _losses() -> dict[str, RegisteredLoss]:
     return {loss.name: loss for loss in found}
 
 
-LOSSES: Final[Mapping[str, RegisteredLoss]] = MappingProxyType(_losses())
-"""By the name that verl's `policy_loss.loss_mode` takes."""
+def _own_losses() -> dict[str, RegisteredLoss]:
+    """Losses of the user's rules: those that the settings name, and of installed packages."""
+    installed = (each.name for each in entry_points(group=ENTRY_POINTS))
+    found = [rule(each) for each in (*Settings.from_environment().rules, *installed)]
+    names = ((each, each.name.replace("-", "_")) for each in found)
+    return {name: RegisteredLoss(name, each, each.divergence) for each, name in names}
+
+
+LOSSES: Final[dict[str, RegisteredLoss]] = _losses()
+"""By the name that verl's `policy_loss.loss_mode` takes; a user's rules are added when verl's
+losses are imported."""
 
 
 def register_losses(core_algos: ModuleType) -> None:
@@ -194,6 +207,7 @@ def register_losses(core_algos: ModuleType) -> None:
     ProbeError
         verl, or another plugin, has a loss of that name.
     """
+    LOSSES.update(_own_losses())
     registry: dict[str, Any] = core_algos.POLICY_LOSS_REGISTRY
     taken = [name for name, loss in LOSSES.items() if registry.get(name, loss) is not loss]
     if taken:

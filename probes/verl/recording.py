@@ -14,6 +14,7 @@ from deltad.dumps.layout import part_path
 from deltad.dumps.storage import open_parquet
 from deltad.dumps.unfinished import part_numbers
 from deltad.losses import PolicyLogprobs
+from deltad.masks import rule
 from deltad.probes.rows import behavior_columns, entry_or_scalar, policy_columns
 
 from .columns import readout_of
@@ -167,7 +168,7 @@ def update_metadata(engine: Any, loss_function: Any) -> dict[str, Any]:
     }
     if mode in LOSSES:
         update |= {
-            "criterion": LOSSES[mode].criterion,
+            "criterion": rule(LOSSES[mode].criterion).name,
             "divergence": LOSSES[mode].divergence,
         }
     for name in (

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, Self, get_args
 
+from deltad._checks import parse_json
 from deltad.dumps.storage import place
 from deltad.dumps.writer import Existing
 from deltad.probes.errors import ProbeError
@@ -59,6 +59,8 @@ class Settings:
         its head can be found, else logits.
     topk : int
         K that `deltad_rescored` asks the rollout server for.
+    rules : tuple of str
+        Rules of the user's, `FILE.py:NAME` with commas between, that become policy losses.
     behavior : mapping
         JSON object, added to the dump's metadata on the behaviour policy: what the trainer's
         workers cannot know, such as engine and precision.
@@ -77,6 +79,7 @@ class Settings:
     existing: Existing = "refuse"
     readout: ReadFrom = "auto"
     topk: int = 20
+    rules: tuple[str, ...] = ()
     behavior: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -127,13 +130,15 @@ def _value(variable: str, name: str, text: str) -> Any:
         raise ProbeError(f"{variable} must be one of {', '.join(_CHOICES[name])}, got {text!r}")
     if name == "behavior":
         return _object(variable, text)
+    if name == "rules":
+        return tuple(each.strip() for each in text.split(",") if each.strip())
     return place(text) if name == "run" else text
 
 
 def _object(variable: str, text: str) -> dict[str, Any]:
     """Read a JSON object."""
     try:
-        found = json.loads(text)
+        found = parse_json(text)
     except ValueError as error:
         raise ProbeError(f"{variable} must be a JSON object, got {text!r} ({error})") from error
     if not isinstance(found, dict):

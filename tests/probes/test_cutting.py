@@ -17,7 +17,7 @@ from torch import Tensor
 from deltad.analysis import Question, rate_table
 from deltad.dumps import Batch as DumpBatch
 from deltad.dumps import Dump, Metadata, batch_tokens, check_dump
-from deltad.masks import criterion
+from deltad.masks import rule
 from deltad.probes import (
     Ladder,
     Monitor,
@@ -225,7 +225,7 @@ def test_what_is_kept_is_what_the_criteria_say_of_the_stored_values(keep: Any) -
         tokens = stored_tokens(rows)
         d_pre = np.asarray(tokens.divergence("kl"))
         first, second = (
-            criterion(name).keep(tokens, threshold=0.1)
+            rule(name).keeps(tokens, threshold=0.1)
             for name in ("predictive-kl-aggregated", "ratio")
         )
         mask = {

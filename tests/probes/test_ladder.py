@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from deltad.masks import criterion
+from deltad.masks import rule
 from deltad.probes import LADDER_COLUMNS, Ladder, ProbeError, UpdateProbe, branch, climber, own
 from deltad.probes.elsewhere import Elsewhere
 from deltad.probes.replay import Call
@@ -443,7 +443,7 @@ def test_sample_takes_disagreement_first_then_outside_and_leaves_global_generato
         tokens = [each.criterion_tokens() for each in handles]
         outside = np.concatenate([each.divergence("kl") > THRESHOLD for each in tokens])
         keeps = [
-            np.concatenate([criterion(name).keep(each, threshold=THRESHOLD) for each in tokens])
+            np.concatenate([rule(name).keeps(each, threshold=THRESHOLD) for each in tokens])
             for name in ("predictive-kl-aggregated", "ratio")
         ]
         disagree = outside & (keeps[0] != keeps[1])

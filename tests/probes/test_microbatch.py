@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from deltad.masks import criterion
+from deltad.masks import rule
 from deltad.probes import ProbeError, ResponseTokens, UpdateProbe
 from tests import oracle
 
@@ -148,7 +148,7 @@ def test_the_full_criterion_decides_while_training() -> None:
         model(**each.inputs)
         tokens = measured.criterion_tokens()
         probe.discard()
-    kept = criterion("predictive-kl-full").keep(tokens, threshold=0.1)
+    kept = rule("predictive-kl-full").keeps(tokens, threshold=0.1)
     expected = ~(
         (measured.rows["full_kl_pre"] > 0.1)
         & (measured.rows["advantage"] * measured.rows["full_kl_direction"] > 0)

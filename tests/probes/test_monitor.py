@@ -26,8 +26,7 @@ from deltad.probes import (
     Wandb,
     branch,
 )
-from deltad.step_counting import count_steps
-from deltad.steps import StepQuestion, StepScalars, steps_path
+from deltad.steps import StepQuestion, StepScalars, count_steps, steps_path
 from tests.probes.tiny import TOP_K, VOCAB, backward, batch, same_bits, surrogate, tiny, weights
 
 THRESHOLD = 0.02

@@ -60,7 +60,7 @@ class Step:
             vocab_size=VOCAB,
             check=False,
         )
-        found: Array = np.asarray(DIVERGENCES[family](support))
+        found: Array = np.asarray(DIVERGENCES[family].value(support))
         return found
 
     def errors(self, pre: Readout, post: Readout, family: str) -> Array:

@@ -12,7 +12,7 @@ import pytest
 
 from deltad.dumps import BackgroundWriter, Dump, DumpError, Metadata, unfinished
 from deltad.dumps.validate import check_dump
-from deltad.masks import criterion
+from deltad.masks import rule
 from deltad.probes import ZERO_STEP, Recorder, UpdateProbe, branch
 from tests.dumps.recording import OPTIONS, ROWS, batches
 from tests.dumps.recording import metadata as recorded
@@ -48,12 +48,12 @@ def record(run: Path, *, fail_at: int | None = None) -> None:
         def update(arm: str) -> None:
             if probe.step == fail_at and arm == "ratio":
                 raise ZeroDivisionError
-            rule = criterion("none" if arm == ZERO_STEP else arm)
+            decides = rule("none" if arm == ZERO_STEP else arm)
             optimizer.zero_grad()
             for each in batches:
                 handle = probe.expect(each.tokens)
                 logits = model(**each.inputs).logits
-                keep = rule.keep(handle.criterion_tokens(), threshold=THRESHOLD)
+                keep = decides.keeps(handle.criterion_tokens(), threshold=THRESHOLD)
                 handle.keep(keep)
                 kept = handle.scatter(keep, False)
                 masked = Batch(each.inputs, each.tokens)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from deltad.masks import Tokens, criterion
+from deltad.masks import Tokens, rule
 from deltad.probes.selection import Keep, Selection
 from deltad.support import topk_support
 
@@ -49,7 +49,7 @@ def test_what_is_wanted(divergence: str) -> None:
         for keep in ("all", "outside", "near", "disagreement")
     }
     first, second = (
-        criterion(name).keep(some, threshold=0.1, divergence=divergence)
+        rule(name).keeps(some, threshold=0.1, divergence=divergence)
         for name in (f"predictive-{divergence}-aggregated", "ratio")
     )
     assert wanted["all"].all()

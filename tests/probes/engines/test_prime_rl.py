@@ -49,6 +49,7 @@ def test_from_documentation_lines_are_read_as_records() -> None:
     ("records", "message"),
     [
         (["{"], "line 1: a line must be JSON"),
+        (["[" * 100_000], "line 1: a line must be JSON"),
         ([5], "request 0: a record must be an object, got 5"),
         (record(schema_version=2), "`schema_version` must be 1, got 2"),
         (record(inference_logprobs=None), "`inference_logprobs` must be a list, got None"),

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from deltad.probes.offline import OfflineError, ScoringFiles, import_dump
-from deltad.probes.offline.faults import LISTED
+from deltad.probes.offline.faults import LISTED, Fault
 from tests.probes.offline.exported import write_json, write_parquet
 
 Records = list[dict[str, Any]]
@@ -299,6 +299,11 @@ def test_half_a_line_and_lines_that_are_no_objects(tmp_path: Path) -> None:
     assert found[1].endswith("; the file ends within it, half written")
     # The scores of sequence 8 may be those of the half line, so nothing is said of them.
     assert len(found) == 2
+
+
+def test_text_from_files_prints_on_one_line_of_any_terminal(tmp_path: Path) -> None:
+    fault = Fault(tmp_path / "a\n\x1b[31m", "found \x07", sequence="\x9b", field="b\r\nc")
+    assert str(fault) == f"{tmp_path}/a \\x1b[31m, sequence \\x9b, field `b c`: found \\x07"
 
 
 def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:

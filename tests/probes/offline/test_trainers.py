@@ -87,8 +87,8 @@ def test_the_masks_by_scalars_are_counted_in_prime_rls_dump(tmp_path: Path) -> N
     import_dump(PrimeRL([exported(tmp_path)]), tmp_path / "run", metadata=METADATA)
     found = compare(Dump.open(tmp_path / "run"), Question(), ["binary-kl", "clip-higher"])
     # r = e^1.5 at the second sampled token, with Â > 0: outside both regions, in all four.
-    assert found["clip-higher"].masked["without_vectors"] == 4
-    assert found["binary-kl"].masked["without_vectors"] == 4
+    assert found["clip-higher"].masked["without_topk"] == 4
+    assert found["binary-kl"].masked["without_topk"] == 4
     assert "no post columns" in found.unjudged
 
 

@@ -13,7 +13,7 @@ import torch
 
 from deltad.divergence import DIVERGENCES
 from deltad.dumps import Dump, batch_tokens
-from deltad.masks import criterion
+from deltad.masks import rule
 from deltad.probes import ProbeError
 from deltad.probes.verl import plugin
 from deltad.support import binary_support
@@ -145,7 +145,7 @@ def test_in_loss_is_what_the_mask_decides(model: str, batch: Any, tmp_path: Path
         dump = Dump.open(run)
         keep = np.concatenate(
             [
-                criterion(ours).keep(tokens_of(each, dump), threshold=0.004, divergence="kl")
+                rule(ours).keeps(tokens_of(each, dump), threshold=0.004, divergence="kl")
                 for each in dump.batches("actual", 0)
             ]
         )
@@ -175,7 +175,9 @@ def test_without_the_topk_the_binary_support_is_recorded(
         recordings = [
             tokens_of(each, dump).divergence(family) for each in dump.batches("actual", 0)
         ]
-        np.testing.assert_allclose(np.concatenate(recordings), divergence(support), atol=1e-12)
+        np.testing.assert_allclose(
+            np.concatenate(recordings), divergence.value(support), atol=1e-12
+        )
     # Without a uid the same prompt is the same group.
     assert len(set(rows["group"])) == 4
 

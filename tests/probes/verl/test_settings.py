@@ -25,10 +25,20 @@ def test_every_variable_is_read() -> None:
         "DELTAD_VERL_EXISTING": "append",
         "DELTAD_VERL_READOUT": "hidden",
         "DELTAD_VERL_TOPK": "7",
+        "DELTAD_VERL_RULES": "a.py:x, b.py:y",
         "DELTAD_VERL_BEHAVIOR": '{"engine": "vllm"}',
     }
     assert Settings.from_environment(given) == Settings(
-        Path("runs/a"), 3, "mine", 10, 4, "append", "hidden", 7, {"engine": "vllm"}
+        Path("runs/a"),
+        3,
+        "mine",
+        10,
+        4,
+        "append",
+        "hidden",
+        7,
+        ("a.py:x", "b.py:y"),
+        {"engine": "vllm"},
     )
 
 
