@@ -25,11 +25,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from deltad.analysis.counting import columns_for
-from deltad.analysis.engine import LocalEngine
-from deltad.analysis.kernel import count_arms
-from deltad.analysis.question import Question, decider
-from deltad.analysis.tables import rate_table
+from deltad.analysis.backends import LocalBackend
+from deltad.analysis.question import Question
+from deltad.analysis.reading import Ask, read, topk_columns
+from deltad.analysis.tables.rates import rate_table
 from deltad.dumps import Dump, DumpWriter, Metadata
 
 from .measure import Times, interleaved, interleaved_processes
@@ -114,7 +113,7 @@ def _decoding(folder: Path, sizes: Sizes) -> Iterator[Row]:
     """A1: rows a second beside decoding the same columns."""
     dump = Dump.open(folder / "files")
     question = Question().resolve(dump).question
-    names = columns_for(decider(question.criterion), decider(question.baseline))
+    names = topk_columns(question.rules)
     rows = sizes.files * sizes.rows
 
     def decode(batch_rows: int, *, verify: bool) -> Callable[[], None]:
@@ -130,9 +129,7 @@ def _decoding(folder: Path, sizes: Sizes) -> Iterator[Row]:
         {
             "decode": decode(16_384, verify=True),
             "unverified": decode(16_384, verify=False),
-            "ours": lambda: count_arms(
-                dump, question, dump.arms, engine=LocalEngine(1), recompute=True
-            ),
+            "ours": lambda: _read(dump, question, recompute=True),
         },
         rounds=sizes.rounds,
     )
@@ -148,6 +145,12 @@ def _decoding(folder: Path, sizes: Sizes) -> Iterator[Row]:
         note=f"ns a row: {_each(times, rows)}; the file's checksums verified in both, "
         f"{times.ratio('unverified', 'ours'):.2f} against decoding without",
     )
+
+
+def _read(dump: Dump, question: Question, *, recompute: bool = False) -> None:
+    """Count on one thread what a table is made of."""
+    ask = Ask(question, question.rules, recompute=recompute, apart=True)
+    read(dump, dump.arms, ask, backend=LocalBackend(1))
 
 
 def _peers(folder: Path, sizes: Sizes) -> Iterator[Row]:
@@ -233,7 +236,7 @@ def _scalars(folder: Path, sizes: Sizes) -> Iterator[Row]:
     for counted in range(sizes.rounds + 1):
         begin = time.process_time()
         dump = Dump.open(run)
-        count_arms(dump, Question().resolve(dump).question, dump.arms, engine=LocalEngine(1))
+        _read(dump, Question().resolve(dump).question)
         taken = time.process_time() - begin
         said = float(_run(command).splitlines()[1])
         if counted:
@@ -324,11 +327,16 @@ def _link(source: Path, target: Path, seeds: int) -> None:
 def _counted(run: Path) -> Counts:
     """Our counts by seed, as `benchmarks.peers.common.COUNTS` has them."""
     found: Counts = {}
-    for seed in rate_table(Dump.open(run)).seeds:
-        counts = [seed.outside, seed.outside_increase or 0, seed.disagreement]
-        for kept in (seed.criterion, seed.baseline):
-            counts += [kept.kept, kept.unsafe, kept.contracting]
-        found[str(seed.seed)] = counts
+    for pair in rate_table(Dump.open(run)).by_seed:
+        outside = pair.outside
+        counts: list[int] = [
+            outside.tokens or 0,
+            outside.increase or 0,
+            pair.disagreement.tokens or 0,
+        ]
+        for kept in (pair.criterion, pair.baseline):
+            counts += [each or 0 for each in (kept.kept, kept.unsafe, kept.contracting)]
+        found[str(pair.seeds[0])] = counts
     return found
 
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 
 from deltad.analysis import Question, rate_table
-from deltad.analysis.engine import SPAN_ROWS, LocalEngine
+from deltad.analysis.backends import SPAN_ROWS, LocalBackend
 from deltad.analysis.statistics import bootstrap_mean
 from deltad.dumps import Dump, DumpWriter, Near
 
@@ -112,7 +112,7 @@ def bytes_of(dump: Dump) -> int:
 
 def count(dump: Dump, *, recompute: bool) -> None:
     """Count a pair of criteria, without the statistics over seeds."""
-    rate_table(dump, Question(), engine=LocalEngine(1), recompute=recompute)
+    rate_table(dump, Question(), backend=LocalBackend(1), recompute=recompute)
 
 
 def measured(folder: Path, quick: bool) -> Iterator[Line]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .examination import examine
-from .findings import Diagnosis, Finding
+from .diagnosis import Diagnosis, examine
+from .findings import Finding
 from .sample import Sample, read_sample
 
 __all__ = ["Diagnosis", "Finding", "Sample", "examine", "read_sample"]

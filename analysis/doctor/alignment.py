@@ -1,23 +1,45 @@
-"""Misaligned rows: the policy's distribution at t belongs to another position."""
+"""Which tokens the two sides speak of: misaligned rows, ids that mean other tokens."""
 
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from .evidence import FEWEST, Evidence, Ints
-from .findings import Finding
-from .matching import PAIRS, correlation, looked_up, sides
-from .renormalised import Truncation
+from .evidence import FEWEST, Bools, Evidence, Floats, Ints, correlation
+from .findings import DISTANCE, Finding, cause
+from .sampling import is_cut
 
 DISTANCES: Final = (1, -1, 2, -2, 3, -3)
 """Shifts that are tried."""
 
+PAIRS: Final = 4000
+"""Pairs of rows looked at for one shift."""
 
+
+@cause(
+    "lost-rows", 0, size="", needs="arms",
+    advice="Record these arms again, or copy what is missing from where they were recorded; "
+    "`deltad check RUN` names the seeds and tokens.",
+)  # fmt: skip
+def lost_rows(evidence: Evidence) -> Finding | None:
+    """The arms of the dump do not hold the same tokens, so they cannot be compared."""
+    sample = evidence.sample
+    if not sample.unlike:
+        return None
+    return Finding("lost-rows", 1.0, len(sample), evidence={"found": sample.unlike})
+
+
+@cause(
+    "shift", 4, size="d", needs="neighbors",
+    advice="Align labels and logits (the logits at t − 1 predict the token at t), and compare the "
+    "prompt's ids on both sides: chat template, BOS, EOS, left padding.",
+    explains=DISTANCE
+    | {"vocabulary", "truncation", "topk-convention", "impossible-values", "concentration"},
+)  # fmt: skip
 def shift(evidence: Evidence) -> Finding | None:
-    """The policy's row at t matches μ's row at t − d better than μ's row at t."""
+    """The policy's rows are misaligned with the behavior's."""
     if not len(evidence.rows):
         return None
     if evidence.misplaced > 0.2:
@@ -35,14 +57,67 @@ def shift(evidence: Evidence) -> Finding | None:
     tried = {str(d): float(each[0].mean()) for d, each in votes.items() if len(each[0])}
     if best is not None and best[0] > 0.6:
         share, d, pairs, start = best
-        score = (share - 0.5) * 2 * np.sqrt(pairs)
-        if score > 3:
+        if (share - 0.5) * 2 * np.sqrt(pairs) > 3:
             return Finding(
                 "shift", float(min(0.98, 0.5 + 0.5 * share)), pairs, float(d),
                 {"pattern": "the first rows of responses" if start else "all rows",
                  "nearer_to_t_minus_d": share, "pairs": pairs, "tried": tried},
             )  # fmt: skip
     return _entropy_shift(evidence) or _misaligned_start(evidence, tried)
+
+
+def _votes(evidence: Evidence, d: int) -> tuple[Ints, Ints]:
+    """Whether π at t follows μ at t − d (1) or at t (0), where it takes sides; position of t."""
+    rows, others = evidence.neighbours(d)
+    if len(rows) > PAIRS:
+        pick = np.linspace(0, len(rows) - 1, PAIRS).astype(np.int64)
+        rows, others = rows[pick], others[pick]
+    theirs = evidence.looked_up(others, evidence.ids[rows], evidence.mu)
+    taken, some = _sides(evidence, rows, theirs)
+    return taken, np.asarray(evidence.sample["position"], dtype=np.int64)[rows][some]
+
+
+def _sides(evidence: Evidence, rows: Ints, theirs: Floats) -> tuple[Ints, Bools]:
+    """Whether π follows other values than the row's own μ, over the ids that both have.
+
+    By correlation, which no temperature and no offset changes, and by distance. Gives 1 for the
+    others and 0 for its own, of the rows that take sides, and which these are, shape (row,).
+    """
+    own, policy = evidence.mu[rows], evidence.pi[rows]
+    shared = evidence.usable[rows] & np.isfinite(theirs)
+    gap = np.abs(np.where(shared, theirs - own, 0.0))
+    # Only where the two differ can π take sides.
+    tells = (shared.sum(axis=1) >= 3) & (gap.max(axis=1, initial=0) > 1.0)
+    with_own, with_theirs = (correlation(policy, each, shared) for each in (own, theirs))
+    to_own, to_theirs = (
+        np.where(shared, np.abs(policy - each), 0.0).sum(axis=1) for each in (own, theirs)
+    )
+    others = (with_theirs > np.maximum(with_own + 0.25, 0.6)) & (to_theirs < 0.7 * to_own)
+    mine = (with_own > with_theirs) | (to_own < to_theirs)
+    some = tells & (others | mine)
+    return others[some].astype(np.int64), some
+
+
+def _rolled(evidence: Evidence) -> Finding | None:
+    """The policy's scalar at t is its list's entry where the token at t − d is listed."""
+    slot = np.where(evidence.is_listed, evidence.sampled_slot.argmax(axis=1), -1)
+    shares = {}
+    for d in DISTANCES:
+        rows, others = evidence.neighbours(d)
+        tells = (slot[others] >= 0) & (slot[others] != slot[rows])
+        rows, others = rows[tells], others[tells]
+        if len(rows) >= 6:
+            gap = np.abs(evidence.pi[rows, slot[others]] - evidence.pi_token[rows])
+            shares[d] = (float((gap < 1e-4).mean()), len(rows))
+    d = max(shares, key=lambda each: shares[each][0], default=0)
+    if not shares or shares[d][0] < 0.7:
+        return None
+    share, pairs = shares[d]
+    return Finding(
+        "shift", 0.97, pairs, float(d),
+        {"pattern": "rows stored at another place", "agree_at_t_minus_d": share, "pairs": pairs,
+         "tried": {str(each): found[0] for each, found in shares.items()}},
+    )  # fmt: skip
 
 
 def _entropy_shift(evidence: Evidence) -> Finding | None:
@@ -53,8 +128,12 @@ def _entropy_shift(evidence: Evidence) -> Finding | None:
     if "pre_entropy" not in evidence.sample.columns:
         return None
     policy = np.asarray(evidence.sample["pre_entropy"], dtype=np.float64)
-    behavior = evidence.list_entropy
-    known = np.isfinite(policy) & np.isfinite(behavior)
+    used = evidence.listed & evidence.sound("topk_behavior_logprobs")
+    logs = np.where(used, np.minimum(evidence.mu, 0.0), 0.0)
+    p = np.where(used, np.exp(logs), 0.0)
+    rest = np.maximum(1 - p.sum(axis=1), 1e-12)
+    behavior = -(p * logs).sum(axis=1) - rest * np.log(rest)
+    known = np.isfinite(policy) & used.any(axis=1)
     found: dict[int, tuple[float, float, int]] = {}
     for d in DISTANCES:
         rows, others = evidence.neighbours(d)
@@ -83,64 +162,116 @@ def _entropy_shift(evidence: Evidence) -> Finding | None:
     )  # fmt: skip
 
 
-def _rolled(evidence: Evidence) -> Finding | None:
-    """The policy's scalar at t is its list's entry where the token at t − d is listed."""
-    slot = np.where(evidence.is_listed, evidence.sampled_slot.argmax(axis=1), -1)
-    shares = {}
-    for d in DISTANCES:
-        rows, others = evidence.neighbours(d)
-        tells = (slot[others] >= 0) & (slot[others] != slot[rows])
-        rows, others = rows[tells], others[tells]
-        if len(rows) >= 6:
-            gap = np.abs(evidence.pi[rows, slot[others]] - evidence.pi_token[rows])
-            shares[d] = (float((gap < 1e-4).mean()), len(rows))
-    if not shares:
-        return None
-    d = max(shares, key=lambda each: shares[each][0])
-    share, pairs = shares[d]
-    if share < 0.7:
-        return None
-    return Finding(
-        "shift", 0.97, pairs, float(d),
-        {"pattern": "rows stored at another place", "agree_at_t_minus_d": share, "pairs": pairs,
-         "tried": {str(each): found[0] for each, found in shares.items()}},
-    )  # fmt: skip
-
-
-def _votes(evidence: Evidence, d: int) -> tuple[Ints, Ints]:
-    """Whether π at t follows μ at t − d (1) or at t (0), where it takes sides; position of t."""
-    rows, others = evidence.neighbours(d)
-    if len(rows) > PAIRS:
-        pick = np.linspace(0, len(rows) - 1, PAIRS).astype(np.int64)
-        rows, others = rows[pick], others[pick]
-    theirs = looked_up(evidence, others, evidence.ids[rows])
-    taken, some = sides(evidence, rows, theirs)
-    return taken, np.asarray(evidence.sample["position"], dtype=np.int64)[rows][some]
-
-
 def _misaligned_start(evidence: Evidence, tried: dict[str, float]) -> Finding | None:
     """Rows at the beginning of responses hold unrelated distributions, later ones do not."""
-    cut = Truncation(evidence)
-    if any(cut.of(side)[0].sum() >= 5 for side in ("behavior", "policy")):
+    if is_cut(evidence):
         return None  # few slots are left, and correlations mean little
     position = np.asarray(evidence.sample["position"])[evidence.rows]
     for length in (3, 2, 1):
-        first, later = position < length, position >= length
-        edge = position == length - 1
+        later, edge = position >= length, position == length - 1
         if edge.sum() < 4 or later.sum() < 10:
             continue
         # One in twenty of the later rows is worse than this.
-        limit = max(float(np.quantile(evidence.drift[later], 0.95)), 0.6)
-        worse = evidence.drift > limit
-        share = min(float(worse[position == each].mean()) for each in range(length)
-                    if (position == each).any())  # fmt: skip
+        worse = evidence.drift > max(float(np.quantile(evidence.drift[later], 0.95)), 0.6)
+        places = [position == each for each in range(length)]
+        share = min(float(worse[each].mean()) for each in places if each.any())
         score = (share - 0.05) * np.sqrt(edge.sum() / (0.05 * 0.95))
         # Responses share their first states, so updates move these most: with AdamW up to 0.68 were
         # worse in a sound seed, 0.87 and more where they were misaligned.
         if share > 0.75 and score > 4:
             return Finding(
-                "shift", 0.8, int(first.sum()), float(length),
+                "shift", 0.8, int((position < length).sum()), float(length),
                 {"pattern": "the first rows of responses hold other distributions",
                  "unrelated_at_start": share, "unrelated_later": 0.05, "tried": tried},
             )  # fmt: skip
     return None
+
+
+@cause(
+    "vocabulary", 5, size="size",
+    advice="Compare the config's vocab_size, the tokenizer's length and the head's rows on both "
+    "sides: cut padded rows before the log-softmax, and load one tokenizer everywhere.",
+    explains=DISTANCE | {"impossible-values", "shift", "truncation", "topk-convention"},
+)  # fmt: skip
+def vocabulary(evidence: Evidence) -> Finding | None:
+    """Both sides do not mean the same tokens by the same ids."""
+    return _out_of_range(evidence) or _moved_ids(evidence) or _wrong_ids(evidence)
+
+
+def _out_of_range(evidence: Evidence) -> Finding | None:
+    """Ids that the vocabulary does not have, listed or sampled."""
+    size = evidence.metadata.vocab_size
+    listed = evidence.listed & ((evidence.ids >= size) | (evidence.ids < 0))
+    sampled = (evidence.token >= size) | (evidence.token < 0)
+    rows = listed.any(axis=1) | sampled
+    if not rows.any():
+        return None
+    bad = np.concatenate([evidence.ids[listed], evidence.token[sampled]])
+    mass = np.exp(np.where(listed, np.minimum(evidence.mu, 0), -np.inf)).sum(axis=1)
+    there = float(np.nanmean(mass[listed.any(axis=1)])) if listed.any() else 0.0
+    return Finding(
+        "vocabulary", 0.97, int(rows.sum()), float(rows.mean()),
+        {"pattern": "ids that the vocabulary does not have", "vocab_size": size,
+         "largest_id": int(bad.max()), "smallest_id": int(bad.min()),
+         "listed": int(listed.sum()), "sampled": int(sampled.sum()), "mean_mass_there": there},
+    )  # fmt: skip
+
+
+def _moved_ids(evidence: Evidence) -> Finding | None:
+    """π at id j is μ at id j − o: one side's ids are o further."""
+    rows = evidence.rows
+    if len(rows) > PAIRS:
+        rows = rows[np.linspace(0, len(rows) - 1, PAIRS).astype(np.int64)]
+    best: tuple[float, int, int] | None = None
+    for offset in (1, -1, 2, -2):
+        theirs = evidence.looked_up(rows, evidence.ids[rows] - offset, evidence.mu)
+        taken, _ = _sides(evidence, rows, theirs)
+        # A fault moves the ids of every row; drift mostly those of few, a tenth and less.
+        enough = len(taken) >= 10 and taken.sum() >= 0.15 * len(rows)
+        if enough and (best is None or taken.mean() > best[0]):
+            best = (float(taken.mean()), offset, len(taken))
+    # On ids that are numbers, drift itself goes by an id or two.
+    if best is None or best[0] < (0.8 if abs(best[1]) == 1 else 0.92):
+        return None
+    share, offset, judged = best
+    return Finding(
+        "vocabulary", 0.9, judged, float(offset),
+        {"pattern": "ids are moved by a constant on one side", "offset": offset,
+         "rows_nearer_to_moved_ids": share, "rows_judged": judged},
+    )  # fmt: skip
+
+
+def _wrong_ids(evidence: Evidence) -> Finding | None:
+    """Some ids are always wrong, the others never: ids mean other tokens on one side."""
+    usable = evidence.usable & (evidence.mu > np.log(0.02))
+    if usable.sum() < FEWEST:
+        return None
+    rows, slots = np.nonzero(usable)
+    broken = np.abs(evidence.pi[rows, slots] - evidence.mu[rows, slots]) > 2.5
+    # Once per prompt and id, so that siblings do not vote together.
+    votes: Any = np.stack([evidence.ids[rows, slots], evidence.cluster[rows], broken], axis=1)
+    votes = np.unique(votes, axis=0)
+    distinct, place = np.unique(votes[:, 0], return_inverse=True)
+    count = np.bincount(place.reshape(-1))
+    several = count >= 3
+    if several.sum() < 4:
+        return None
+    share = np.bincount(place.reshape(-1), weights=votes[:, 2])[several] / count[several]
+    always, never = share > 0.8, share < 0.2
+    split = float((always | never).mean())
+    lost = float(np.median(evidence.mass("behavior") - evidence.mass("pre")))
+    if always.sum() < 2 or votes[:, 2].mean() < 0.03:
+        return None
+    everything = always.mean() > 0.9 and lost > 0.4
+    if not everything and (split < 0.75 or never.sum() < 1):
+        return None
+    wrong = distinct[several][always]
+    return Finding(
+        "vocabulary", 0.9 if everything or split > 0.85 else 0.75,
+        int(np.isin(evidence.ids, wrong).any(axis=1).sum()), float(always.mean()),
+        {"pattern": "ids mean other tokens on one side", "ids_judged": int(several.sum()),
+         "ids_always_wrong": int(always.sum()), "ids_never_wrong": int(never.sum()),
+         "examples": [int(each) for each in wrong[:5]],
+         "median_correlation":
+             float(np.median(evidence.correlation)) if len(evidence.rows) else 1.0},
+    )  # fmt: skip

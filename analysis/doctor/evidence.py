@@ -1,7 +1,7 @@
-"""What the causes look at: quantities derived from a sample, computed once when asked for.
+"""The numbers computed of a sample, each once when it is asked for.
 
 A row gives log μ and log π at the ids of the list. Where both are finite and neither is a fill
-the slot is *usable*. Two numbers a row sum up how the policies differ there: with x = log μ and
+the slot is *usable*. Two numbers per row sum up how the policies differ there: with x = log μ and
 y = log π over the usable slots,
 
     slope  b = cov(x, y) / var(x),      drift  ρ = √(1 − r²) / r,   r = corr(x, y).
@@ -14,14 +14,13 @@ can be seen even where every stored token was chosen for its large divergence.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .fills import Fills, find_fills
 from .sample import Sample
 
 Floats = NDArray[np.float64]
@@ -38,19 +37,35 @@ SOFTENING: Final = 0.02
 """Drift (no unit) below which a row's weight grows no more."""
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A number with its standard error over clusters.
+LONGEST: Final = 200
+"""Characters of a text from the metadata that are looked at."""
 
-    Attributes
-    ----------
-    value, error : float
-        NaN where there are too few rows or clusters.
-    rows, clusters : int
-        What it rests on.
-    drift : float
-        Weighted mean ρ of these rows, the room for what drift may have left in it.
-    """
+SIDES: Final = ("behavior", "pre", "post")
+
+LOGPROBS: Final = tuple(
+    name for side in SIDES for name in (f"{side}_logprob", f"topk_{side}_logprobs")
+)
+"""The columns of log-probs."""
+
+IMPOSSIBLE: Final = -500.0
+"""No log-prob of a float32 softmax lies below: logits differ by tens."""
+
+SUSPICIOUS: Final = -50.0
+"""Below, a value that repeats is a fill; real log-probs at listed ids seldom get there."""
+
+OTHER_MASS: Final = 0.05
+"""Mass of a row's other ids that rules out a probability of 1."""
+
+
+class Fills(NamedTuple):
+    """The fills of one column: where, in its shape, and each value by its name with its count."""
+
+    cells: Bools
+    values: dict[str, int]
+
+
+class Estimate(NamedTuple):
+    """A number with its standard error over clusters, and the mean ρ of the rows it rests on."""
 
     value: float
     error: float
@@ -60,120 +75,78 @@ class Estimate:
 
 
 class Evidence:
-    """Derived quantities of a sample.
-
-    Parameters
-    ----------
-    sample : Sample
-        Rows as they are stored.
-    """
+    """Derived quantities of a sample."""
 
     def __init__(self, sample: Sample) -> None:
-        self.sample = sample
-        self.metadata = sample.metadata
+        self.sample, self.metadata = sample, sample.metadata
+        # What is stored: ids and log-probs of shape (token, topk), and of the sampled token
+        self.ids: NDArray[np.int32] = np.asarray(sample["topk_ids"])
+        self.token: NDArray[np.int32] = np.asarray(sample["token_id"])
+        self.mu, self.mu_token = self.logs("behavior")
+        self.pi, self.pi_token = self.logs("pre")
+        self.post, _ = self.logs("post")
+        self.listed: Bools = self.ids != -1  # slots that hold an id, possible or not
+        self.has_list: Bools = np.asarray(self.listed.any(axis=1))
+        self.sampled_slot: Bools = np.asarray(self.listed & (self.ids == self.token[:, None]))
+        self.is_listed: Bools = np.asarray(self.sampled_slot.any(axis=1))
+        # What can be used of it: slots, those with a sound log-prob after the step, and rows
+        # whose sampled token has sound log-probs
+        self.fills = find_fills(sample)
+        possible = self.listed & (self.ids >= 0) & (self.ids < self.metadata.vocab_size)
+        behavior, pre, post = (self.sound(f"topk_{side}_logprobs") for side in SIDES)
+        self.usable: Bools = possible & behavior & pre
+        self.usable_post: Bools = self.usable & post
+        self.usable_token: Bools = self.sound("behavior_logprob") & self.sound("pre_logprob")
+        # Numbers for prompts and responses, shape (token,)
+        self.cluster, self.response = self._codes("group"), self._codes("sequence")
+        # KL of the usable slots and one tail, nats; NaN without a slot
+        self.divergence = _divergence(self.mu, self.pi, self.usable)
+        # Rows with slots enough for a slope, and their r, b, log b (b at least 1e-3) and ρ
+        rows = np.flatnonzero(self.usable.sum(axis=1) >= LEAST_SLOTS)
+        if len(rows):
+            spread = np.where(self.usable[rows], self.mu[rows], np.nan)
+            rows = rows[np.nanstd(spread, axis=1) > 1e-6]
+        self.rows: Ints = rows
+        used, n = self.usable[rows], self.usable[rows].sum(axis=1)
+        x, y = centred(self.mu[rows], used), centred(self.pi[rows], used)
+        xx, yy, xy = (x * x).sum(axis=1) / n, (y * y).sum(axis=1) / n, (x * y).sum(axis=1) / n
+        with np.errstate(divide="ignore", invalid="ignore"):
+            r = xy / np.sqrt(xx * yy)
+        self.correlation: Floats = np.where(np.isfinite(r), np.clip(r, -1, 1), 0.0)
+        self.slope: Floats = np.asarray(xy / xx)
+        self.log_slope: Floats = np.log(np.maximum(self.slope, 1e-3))
+        self.drift = _drift(self.correlation)
 
     def __len__(self) -> int:
         """Count the rows."""
         return len(self.sample)
 
-    # What is stored, in float64
-
-    @cached_property
-    def ids(self) -> NDArray[np.int32]:
-        """Listed ids, shape (token, topk)."""
-        return np.asarray(self.sample["topk_ids"])
-
-    @cached_property
-    def token(self) -> NDArray[np.int32]:
-        """Sampled tokens, shape (token,)."""
-        return np.asarray(self.sample["token_id"])
-
-    @cached_property
-    def listed(self) -> Bools:
-        """Slots that hold an id, possible or not, shape (token, topk)."""
-        return np.asarray(self.ids != -1)
-
-    @cached_property
-    def has_list(self) -> Bools:
-        """Rows with a list, shape (token,)."""
-        return np.asarray(self.listed.any(axis=1))
-
-    @cached_property
-    def mu(self) -> Floats:
-        """Log-probs log μ at the listed ids, nats, shape (token, topk)."""
-        return np.asarray(self.sample["topk_behavior_logprobs"], dtype=np.float64)
-
-    @cached_property
-    def pi(self) -> Floats:
-        """Log-probs log π at the listed ids before the step."""
-        return np.asarray(self.sample["topk_pre_logprobs"], dtype=np.float64)
-
-    @cached_property
-    def post(self) -> Floats:
-        """Log-probs log π at the listed ids after the step."""
-        return np.asarray(self.sample["topk_post_logprobs"], dtype=np.float64)
-
-    @cached_property
-    def mu_token(self) -> Floats:
-        """Log-probs log μ of the sampled token, shape (token,)."""
-        return np.asarray(self.sample["behavior_logprob"], dtype=np.float64)
-
-    @cached_property
-    def pi_token(self) -> Floats:
-        """Log-probs log π of the sampled token before the step."""
-        return np.asarray(self.sample["pre_logprob"], dtype=np.float64)
-
-    # What can be used of it
-
-    @cached_property
-    def fills(self) -> dict[str, Fills]:
-        """Values that stand for a missing one, by column."""
-        return find_fills(self.sample)
+    def logs(self, side: str) -> tuple[Floats, Floats]:
+        """Log-probs of "behavior", "pre" or "post" at the listed ids and of the sampled token."""
+        lists, scalars = self.sample[f"topk_{side}_logprobs"], self.sample[f"{side}_logprob"]
+        return np.asarray(lists, dtype=np.float64), np.asarray(scalars, dtype=np.float64)
 
     def filled(self, column: str) -> Bools:
         """Where a column holds a fill, in the column's shape."""
         found = self.fills.get(column)
         return np.zeros(self.sample[column].shape, np.bool_) if found is None else found.cells
 
-    @cached_property
-    def usable(self) -> Bools:
-        """Slots with a possible id and finite log-probs of both policies that are no fills."""
-        return (
-            self.listed
-            & (self.ids >= 0)
-            & (self.ids < self.metadata.vocab_size)
-            & np.isfinite(self.mu)
-            & np.isfinite(self.pi)
-            & ~self.filled("topk_behavior_logprobs")
-            & ~self.filled("topk_pre_logprobs")
-        )
+    def sound(self, column: str) -> Bools:
+        """Where a column holds a finite number that is no fill, in the column's shape."""
+        return np.asarray(np.isfinite(self.sample[column]) & ~self.filled(column))
 
     @cached_property
-    def usable_token(self) -> Bools:
-        """Rows whose sampled token has finite log-probs of both that are no fills."""
-        return (
-            np.isfinite(self.mu_token)
-            & np.isfinite(self.pi_token)
-            & ~self.filled("behavior_logprob")
-            & ~self.filled("pre_logprob")
-        )
+    def has_duplicates(self) -> Bools:
+        """Rows that list an id twice."""
+        ordered = np.sort(np.where(self.listed, self.ids, -1), axis=1)
+        twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
+        return np.asarray(twice.any(axis=1))
 
-    @cached_property
-    def sampled_slot(self) -> Bools:
-        """Slots that hold the sampled token."""
-        return np.asarray(self.listed & (self.ids == self.token[:, None]))
-
-    @cached_property
-    def is_listed(self) -> Bools:
-        """Rows whose sampled token is in the list."""
-        return np.asarray(self.sampled_slot.any(axis=1))
-
-    @cached_property
-    def policy_entry(self) -> Floats:
-        """The sampled token's log π as the list has it, shape (token,); NaN where not listed."""
-        at = self.sampled_slot & ~self.filled("topk_pre_logprobs") & np.isfinite(self.pi)
-        found = np.where(at, self.pi, -np.inf).max(axis=1, initial=-np.inf)
-        return np.where(at.any(axis=1), found, np.nan)
+    def entry(self, side: str) -> tuple[Floats, Bools]:
+        """The sampled token's log-prob as the lists have it, and rows in which that is sound."""
+        at = self.sampled_slot & self.sound(f"topk_{side}_logprobs")
+        found = np.where(at, self.logs(side)[0], -np.inf).max(axis=1, initial=-np.inf)
+        return np.asarray(found), np.asarray(at.any(axis=1))
 
     @cached_property
     def misplaced(self) -> float:
@@ -181,120 +154,32 @@ class Evidence:
 
         The scalar and the list then come from one row, but from that of another token.
         """
-        judged = np.isfinite(self.policy_entry) & np.isfinite(self.pi_token)
-        judged &= ~self.filled("pre_logprob")
+        entry, known = self.entry("pre")
+        judged = known & self.sound("pre_logprob")
         if judged.sum() < FEWEST:
             return 0.0
-        differs = judged & (np.abs(self.policy_entry - self.pi_token) > 1e-3)
         with np.errstate(invalid="ignore"):
+            differs = judged & (np.abs(entry - self.pi_token) > 1e-3)
             other = (np.abs(self.pi - self.pi_token[:, None]) < 1e-5) & self.listed
         return float((differs & other.any(axis=1)).sum() / judged.sum())
 
     def mass(self, side: str) -> Floats:
-        """Mass of a list, shape (token,): `mu`, `pi` or `post`; fills and −∞ count nothing."""
-        logs, column = {
-            "mu": (self.mu, "topk_behavior_logprobs"),
-            "pi": (self.pi, "topk_pre_logprobs"),
-            "post": (self.post, "topk_post_logprobs"),
-        }[side]
-        skip = ~self.listed | self.filled(column) | ~np.isfinite(logs)
-        return np.asarray(np.exp(np.where(skip, -np.inf, np.minimum(logs, 1.0))).sum(axis=1))
-
-    @cached_property
-    def mass_mu(self) -> Floats:
-        """Σ μ over the list."""
-        return self.mass("mu")
-
-    @cached_property
-    def mass_pi(self) -> Floats:
-        """Σ π over the list, before the step."""
-        return self.mass("pi")
-
-    @cached_property
-    def list_entropy(self) -> Floats:
-        """Entropy of μ over its list and one tail, nats, shape (token,); NaN without a slot."""
-        skip = ~self.listed | self.filled("topk_behavior_logprobs") | ~np.isfinite(self.mu)
-        logs = np.where(skip, 0.0, np.minimum(self.mu, 0.0))
-        p = np.where(skip, 0.0, np.exp(logs))
-        rest = np.maximum(1 - p.sum(axis=1), 1e-12)
-        found = -(p * logs).sum(axis=1) - rest * np.log(rest)
-        return np.where(skip.all(axis=1), np.nan, found)
-
-    @cached_property
-    def divergence(self) -> Floats:
-        """KL of the usable slots and one tail, nats, shape (token,); NaN without a slot."""
-        return _divergence(self.mu, self.pi, self.usable)
+        """Mass of the "behavior", "pre" or "post" lists, shape (token,); fills and −∞ are 0."""
+        used = self.listed & self.sound(f"topk_{side}_logprobs")
+        logs = np.minimum(self.logs(side)[0], 1.0)
+        return np.asarray(np.exp(np.where(used, logs, -np.inf)).sum(axis=1))
 
     @cached_property
     def update(self) -> Floats:
         """KL from the policy before the step to the one after it, nats, shape (token,)."""
-        usable = self.usable & np.isfinite(self.post) & ~self.filled("topk_post_logprobs")
-        return _divergence(self.pi, self.post, usable)
-
-    # How the policies differ in a row
-
-    @cached_property
-    def rows(self) -> Ints:
-        """Rows with slots enough for a slope."""
-        spread = np.where(self.usable, self.mu, np.nan)
-        enough = self.usable.sum(axis=1) >= LEAST_SLOTS
-        found = np.flatnonzero(enough)
-        if len(found):
-            found = found[np.nanstd(spread[found], axis=1) > 1e-6]
-        return found
-
-    @cached_property
-    def _moments(self) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-        """Means of x and y, their variances and covariance, of `rows`."""
-        used = self.usable[self.rows]
-        n = used.sum(axis=1)
-        x = np.where(used, self.mu[self.rows], 0.0)
-        y = np.where(used, self.pi[self.rows], 0.0)
-        mean_x, mean_y = x.sum(axis=1) / n, y.sum(axis=1) / n
-        dx = np.where(used, x - mean_x[:, None], 0.0)
-        dy = np.where(used, y - mean_y[:, None], 0.0)
-        return (
-            mean_x,
-            mean_y,
-            (dx * dx).sum(axis=1) / n,
-            (dy * dy).sum(axis=1) / n,
-            (dx * dy).sum(axis=1) / n,
-        )
-
-    @cached_property
-    def correlation(self) -> Floats:
-        """Correlation r over the usable slots, of `rows`; 0 where π is constant."""
-        _, _, xx, yy, xy = self._moments
-        with np.errstate(divide="ignore", invalid="ignore"):
-            found = xy / np.sqrt(xx * yy)
-        return np.where(np.isfinite(found), np.clip(found, -1, 1), 0.0)
-
-    @cached_property
-    def slope(self) -> Floats:
-        """b, of `rows`."""
-        _, _, xx, _, xy = self._moments
-        return np.asarray(xy / xx)
-
-    @cached_property
-    def drift(self) -> Floats:
-        """ρ, of `rows`; large where the policies are unrelated."""
-        r = np.maximum(self.correlation, 1e-3)
-        return np.asarray(np.sqrt(np.maximum(1 - r**2, 0)) / r)
+        return _divergence(self.pi, self.post, self.usable_post)
 
     @cached_property
     def update_drift(self) -> Floats:
         """ρ of the policy before and after the step, of `rows`; 0 where it cannot be told."""
-        used = self.usable[self.rows] & np.isfinite(self.post[self.rows])
-        used &= ~self.filled("topk_post_logprobs")[self.rows]
-        n = np.maximum(used.sum(axis=1, keepdims=True), 1)
-        x = np.where(used, self.pi[self.rows], 0.0)
-        y = np.where(used, self.post[self.rows], 0.0)
-        x = np.where(used, x - x.sum(axis=1, keepdims=True) / n, 0.0)
-        y = np.where(used, y - y.sum(axis=1, keepdims=True) / n, 0.0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            r = (x * y).sum(axis=1) / np.sqrt((x * x).sum(axis=1) * (y * y).sum(axis=1))
-        r = np.clip(np.where(np.isfinite(r), r, 1.0), 1e-3, 1.0)
-        return np.asarray(np.sqrt(np.maximum(1 - r**2, 0)) / r)
+        pi, post = self.pi[self.rows], self.post[self.rows]
+        r = correlation(pi, post, self.usable_post[self.rows], constant=1.0)
+        return _drift(np.minimum(r, 1.0))
 
     @cached_property
     def offset(self) -> Floats:
@@ -304,25 +189,13 @@ class Evidence:
         gap = np.where(used, self.pi[self.rows] - self.mu[self.rows], 0.0)
         return np.asarray((weight * gap).sum(axis=1) / np.maximum(weight.sum(axis=1), 1e-300))
 
-    def at_vanishing_drift(self, values: Floats, *, rows: Bools | None = None) -> Estimate:
-        """Mean of a row's quantity as ρ → 0, with its error over clusters.
+    def at_vanishing_drift(self, values: Floats) -> Estimate:
+        """Mean of a quantity of `rows` as ρ → 0, with its error over clusters.
 
         Rows weigh 1 / (ε² + ρ²), the precision of a slope whose noise grows as ρ; at most the
-        better half of the rows takes part.
-
-        Parameters
-        ----------
-        values : array of float64, shape (row,)
-            Of `rows`.
-        rows : array of bool, shape (row,), optional
-            Only these.
-
-        Returns
-        -------
-        Estimate
-            NaN below `FEWEST` rows.
+        better half of the rows takes part. NaN below `FEWEST` rows.
         """
-        take = np.isfinite(values) if rows is None else rows & np.isfinite(values)
+        take = np.isfinite(values)
         drift, chosen, cluster = self.drift[take], values[take], self.cluster[self.rows][take]
         if len(chosen) < FEWEST:
             return Estimate(np.nan, np.nan, len(chosen), len(np.unique(cluster)), np.nan)
@@ -331,25 +204,26 @@ class Evidence:
         weight = 1 / (SOFTENING**2 + drift**2)
         mean = float((weight * chosen).sum() / weight.sum())
         error = _cluster_error(chosen - mean, weight, cluster)
-        return Estimate(
-            mean,
-            error,
-            len(chosen),
-            len(np.unique(cluster)),
-            float((weight * drift).sum() / weight.sum()),
-        )
+        left = float((weight * drift).sum() / weight.sum())
+        return Estimate(mean, error, len(chosen), len(np.unique(cluster)), left)
 
-    # Which rows belong together
+    def looked_up(self, rows: Ints, ids: NDArray[np.integer], logs: Floats) -> Floats:
+        """Values that the lists of some rows give to ids, shape (row, slot); NaN for none."""
+        base = (np.arange(len(rows)) << 33)[:, None]
+        used = self.usable[rows]
+        keys, values = (base + self.ids[rows])[used], logs[rows][used]
+        if not len(keys):
+            return np.full(ids.shape, np.nan)
+        order = np.argsort(keys, kind="stable")
+        keys, values = keys[order], values[order]
+        at = np.maximum(np.searchsorted(keys, base + ids, side="right") - 1, 0)
+        return np.where(keys[at] == base + ids, values[at], np.nan)
 
-    @cached_property
-    def cluster(self) -> Ints:
-        """The prompt of each row: seed, step and group as one number, shape (token,)."""
-        return _codes(self.sample["seed"], self.sample["step"], self.sample["group"])
-
-    @cached_property
-    def response(self) -> Ints:
-        """The response of each row: seed, step and sequence as one number."""
-        return _codes(self.sample["seed"], self.sample["step"], self.sample["sequence"])
+    def _codes(self, name: str) -> Ints:
+        """Number the distinct combinations of seed, step and a column, shape (token,)."""
+        columns = [self.sample[each].astype(np.int64) for each in ("seed", "step", name)]
+        stacked = np.stack(columns, axis=1)
+        return np.unique(stacked, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
     @cached_property
     def _places(self) -> tuple[Ints, Ints]:
@@ -359,23 +233,17 @@ class Evidence:
         return key[order], order
 
     def neighbours(self, distance: int) -> tuple[Ints, Ints]:
-        """Pairs of stored rows of one response, `distance` positions apart.
-
-        Parameters
-        ----------
-        distance : int
-            d ≠ 0.
-
-        Returns
-        -------
-        rows, others : array of int
-            Position t and position t − d.
-        """
+        """Pairs of stored rows of one response, at positions t and t − d for a distance d ≠ 0."""
         keys, order = self._places
         wanted = keys - distance
         place = np.minimum(np.searchsorted(keys, wanted), max(len(keys) - 1, 0))
         found = keys[place] == wanted if len(keys) else np.zeros(0, np.bool_)
         return order[found], order[place[found]]
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs of rows are one or two positions apart."""
+        return sum(len(self.neighbours(d)[0]) for d in (1, 2))
 
     @cached_property
     def twins(self) -> list[Ints]:
@@ -385,18 +253,36 @@ class Evidence:
         """
         sample = self.sample
         order = np.lexsort((sample["position"], self.response))
-        found: dict[tuple[int, tuple[int, ...]], list[int]] = {}
-        prefix: tuple[int, ...] = ()
-        response = -1
+        found: dict[int, list[int]] = {}
+        # Every prefix has a number, given to it by the one before and the token; a prompt's is
+        # below 0.
+        numbers: dict[tuple[int, int], int] = {}
+        prefix, length, response = 0, 0, -1
         for row in order.tolist():
             if self.response[row] != response:
-                response, prefix = int(self.response[row]), ()
-            if sample["position"][row] != len(prefix):
+                response, length = int(self.response[row]), 0
+                prefix = -1 - int(self.cluster[row])
+            if sample["position"][row] != length:
                 continue
             if self.has_list[row]:
-                found.setdefault((int(self.cluster[row]), prefix), []).append(row)
-            prefix = (*prefix, int(self.token[row]))
+                found.setdefault(prefix, []).append(row)
+            prefix = numbers.setdefault((prefix, int(self.token[row])), len(numbers))
+            length += 1
         return [np.asarray(rows) for rows in found.values() if len(rows) > 1]
+
+
+def said(words: Mapping[str, Any], name: str, default: str | None = None) -> Any:
+    """A number or the beginning of a text, whatever else the metadata may hold."""
+    value = words.get(name)
+    if isinstance(value, str):
+        return value[:LONGEST]
+    return value if isinstance(value, int | float) else default
+
+
+def _drift(r: Floats) -> Floats:
+    """ρ of a correlation."""
+    r = np.maximum(r, 1e-3)
+    return np.asarray(np.sqrt(np.maximum(1 - r**2, 0)) / r)
 
 
 def _divergence(log_p: Floats, log_q: Floats, usable: Bools) -> Floats:
@@ -409,20 +295,170 @@ def _divergence(log_p: Floats, log_q: Floats, usable: Bools) -> Floats:
     return np.where(usable.any(axis=1), found, np.nan)
 
 
-def _codes(*columns: NDArray[np.int32]) -> Ints:
-    """Number the distinct combinations of some columns, shape (token,)."""
-    if not len(columns[0]):
-        return np.zeros(0, np.int64)
-    stacked = np.stack([each.astype(np.int64) for each in columns], axis=1)
-    _, codes = np.unique(stacked, axis=0, return_inverse=True)
-    return np.asarray(codes.reshape(-1), dtype=np.int64)
-
-
 def _cluster_error(residual: Floats, weight: Floats, cluster: Ints) -> float:
     """Standard error of a weighted mean whose residuals depend within clusters."""
-    _, codes = np.unique(cluster, return_inverse=True)
-    sums = np.bincount(codes.reshape(-1), weights=weight * residual)
+    codes = np.unique(cluster, return_inverse=True)[1].reshape(-1)
+    sums = np.bincount(codes, weights=weight * residual)
     clusters = len(sums)
     if clusters < 2:
-        return float("nan")
+        return np.nan
     return float(np.sqrt((sums**2).sum() * clusters / (clusters - 1)) / weight.sum())
+
+
+def centred(logs: Floats, used: Bools) -> Floats:
+    """Values less their mean over the used slots of each row, 0 elsewhere."""
+    logs = np.where(used, logs, 0.0)
+    mean = logs.sum(axis=1, keepdims=True) / np.maximum(used.sum(axis=1, keepdims=True), 1)
+    return np.where(used, logs - mean, 0.0)
+
+
+def correlation(log_p: Floats, log_q: Floats, used: Bools, *, constant: float = 0.0) -> Floats:
+    """Pearson's r over the used slots of each row; `constant` where one side does not vary."""
+    p, q = centred(log_p, used), centred(log_q, used)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        r = (p * q).sum(axis=1) / np.sqrt((p * p).sum(axis=1) * (q * q).sum(axis=1))
+    return np.asarray(np.where(np.isfinite(r), r, constant))
+
+
+# Fills: values that an engine, a parser or a trainer puts where a log-prob is missing.
+#
+# A float32 log-prob is a continuous number: that one and the same value comes up in different
+# contexts, or that it is a whole number, does not happen by chance. 0.0 is different, since a
+# sure token has it; it is a fill where other ids of the row hold mass.
+
+
+def find_fills(sample: Sample) -> dict[str, Fills]:
+    """Find the fills of every column of log-probs; columns without any are left out."""
+    ids, token = np.asarray(sample["topk_ids"]), np.asarray(sample["token_id"])
+    # A hash of each list: rows of the same context share it. It wraps round, which does no harm.
+    weights = np.random.default_rng(0).integers(1, 2**40, ids.shape[1], dtype=np.int64)
+    with np.errstate(over="ignore"):
+        context = np.asarray((ids.astype(np.int64) * weights).sum(axis=1))
+    found = {}
+    for name in (each for each in LOGPROBS if each not in sample.unread):
+        values = np.asarray(sample[name], dtype=np.float32)
+        at = ids if values.ndim == 2 else token
+        there = ids != -1 if values.ndim == 2 else np.ones(len(values), np.bool_)
+        cells = _not_finite(name, values, there, sample)
+        cells |= _constants(values, there, context, at)
+        cells |= _zeros(name, values, there, sample, cells)
+        if cells.any():
+            found[name] = Fills(cells, _counted(values[cells]))
+    return found
+
+
+def rounded_to(values: NDArray[np.float32]) -> str | None:
+    """The short float type that nearly all of some float32 values fit into, or None.
+
+    >>> rounded_to(np.float32([-0.5, -1.25, -3.0]))
+    'bfloat16'
+    >>> rounded_to(np.float32([-0.1])) is None
+    True
+    """
+    finite = values[np.isfinite(values) & (values != 0)]
+    if not len(finite):
+        return None
+    bits = np.ascontiguousarray(finite, dtype=np.float32).view(np.uint32)
+    for name, spare in (("bfloat16", 16), ("float16", 13)):
+        if ((bits & ((1 << spare) - 1)) == 0).mean() > 0.99:
+            return name
+    return None
+
+
+def _not_finite(name: str, values: NDArray[np.float32], there: Bools, sample: Sample) -> Bools:
+    """NaN and ∞ anywhere; −∞ but where a truncated policy has it: in a part of a list."""
+    cells = (np.isnan(values) | np.isposinf(values)) & there
+    minus = np.isneginf(values) & there
+    if not minus.any():
+        return cells
+    if values.ndim == 2:
+        # Part of a row is what truncated sampling leaves; a whole row is no distribution.
+        some = np.isfinite(np.where(there, values, np.nan)).any(axis=1, keepdims=True)
+        return np.asarray(cells | (minus & ~some))
+    if name == "behavior_logprob":  # such a token cannot have been sampled
+        return np.asarray(cells | minus)
+    lists, listed = np.asarray(sample[f"topk_{name}s"]), np.asarray(sample["topk_ids"]) != -1
+    cut = np.isneginf(lists) & listed
+    partly = cut.any(axis=1) & (np.isfinite(lists) & listed).any(axis=1)
+    truncated = partly.sum() >= max(3, 0.01 * len(values))
+    return np.asarray(cells | (minus & ~(partly | truncated)))
+
+
+def _constants(
+    values: NDArray[np.float32], there: Bools, context: Ints, ids: NDArray[np.int32]
+) -> Bools:
+    """Values too low or too positive, and those that come up again in other contexts.
+
+    One id in one context has one value, however often it is stored; a repeated value is a fill
+    where it comes up at several ids.
+    """
+    finite = np.isfinite(values) & there
+    cells: Bools = np.asarray(finite & (values <= IMPOSSIBLE), dtype=np.bool_)
+    flat = values[finite]
+    if not len(flat):
+        return cells
+    rows = np.nonzero(finite)[0]
+    short = rounded_to(flat) is not None
+    distinct, place, counts = np.unique(flat, return_inverse=True, return_counts=True)
+    # Only values that are frequent enough for the mildest of the rules below.
+    frequent = (counts >= 3) & (distinct > IMPOSSIBLE) & (np.abs(distinct) > 1e-3)
+    at = frequent[place]
+    keys = context[rows[at]]
+    if values.ndim == 1:
+        keys = keys * 1_000_003 + ids[rows[at]]
+    contexts = _different(place[at], keys, len(distinct))
+    several_ids = _different(place[at], ids[finite][at], len(distinct)) >= 4
+    noise = len(flat) * 2e-5  # chance meetings: float32 log-probs lie about 1e-6 apart
+    whole = distinct == np.round(distinct)
+    fills = (distinct > 1e-3) & (contexts >= 3)
+    if not short:
+        fills |= (contexts >= 8 + noise) & several_ids
+        fills |= whole & (contexts >= 3 + noise / 4)
+    fills &= frequent
+    low = (distinct <= SUSPICIOUS) & (whole | (contexts >= 3))
+    fills |= low & (counts >= 2) if short else low
+    cells[finite] |= fills[place]
+    return cells
+
+
+def _different(place: Ints, keys: NDArray[np.integer], size: int) -> Ints:
+    """How many different keys come with each place, shape (size,)."""
+    order = np.lexsort((keys, place))
+    place, keys = place[order], keys[order]
+    fresh = np.ones(len(place), np.bool_)
+    fresh[1:] = (place[1:] != place[:-1]) | (keys[1:] != keys[:-1])
+    return np.bincount(place[fresh], minlength=size)
+
+
+def _zeros(
+    name: str, values: NDArray[np.float32], there: Bools, sample: Sample, others: Bools
+) -> Bools:
+    """0.0 where the row's other ids hold mass."""
+    zero: Bools = np.asarray((values == 0) & there, dtype=np.bool_)
+    if not zero.any():
+        return zero
+    if values.ndim == 2:
+        logs = np.where(there & np.isfinite(values) & ~others, values, -np.inf)
+        probs = np.exp(np.minimum(logs.astype(np.float64), 0))
+        rest = probs.sum(axis=1, keepdims=True) - probs
+        return np.asarray(zero & (rest > OTHER_MASS))
+    logs = np.asarray(sample[f"topk_{name}s"], dtype=np.float64)
+    listed = np.asarray(sample["topk_ids"]) != -1
+    used = listed & np.isfinite(logs) & (logs < -1e-6) & (logs > IMPOSSIBLE)
+    other = used & (sample["topk_ids"] != sample["token_id"][:, None])
+    contradicted = np.exp(np.where(other, logs, -np.inf)).sum(axis=1) > OTHER_MASS
+    # Without a list the other policy must do: a sure token is sure for both.
+    beside = "pre_logprob" if name == "behavior_logprob" else "behavior_logprob"
+    alone = ~listed.any(axis=1) & (np.asarray(sample[beside]) < np.log1p(-OTHER_MASS))
+    if alone.sum() >= 3:
+        contradicted |= alone
+    return np.asarray(zero & contradicted, dtype=np.bool_)
+
+
+def _counted(values: NDArray[np.float32]) -> dict[str, int]:
+    """Values by name with their counts, most frequent first; at most six."""
+    found, counts = np.unique(values, return_counts=True)
+    names = {"nan": "NaN", "inf": "+inf"}
+    order = np.argsort(-counts, kind="stable")[:6]
+    written = [f"{found[at]:.7g}" for at in order]
+    return {names.get(name, name): int(counts[at]) for name, at in zip(written, order, strict=True)}

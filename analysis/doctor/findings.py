@@ -1,19 +1,16 @@
-"""What the doctor says: findings, likeliest first, and what was looked at."""
+"""Findings, and the registry of the causes that may be found.
+
+A cause is a function of the evidence with the decorator `cause`, in the module of its family.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from deltad.analysis.result import Result
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-FORMAT: Final = 1
-"""Version of the JSON object."""
+from .evidence import Evidence
 
 
 @dataclass(frozen=True)
@@ -23,10 +20,10 @@ class Finding:
     Attributes
     ----------
     cause : str
-        Its name, one of `CAUSES`.
+        Its name.
     confidence : float
-        In [0, 1]: how often a finding with such evidence was right when causes were injected
-        into clean dumps.
+        In [0, 1]: how often a finding with such evidence was right when causes were put into
+        sound dumps.
     tokens : int
         Tokens of the sample that show it.
     estimate : float or None
@@ -56,84 +53,53 @@ class Finding:
         }
 
 
-@dataclass(frozen=True)
-class Looked:
-    """What was looked at, and what could not be.
-
-    Attributes
-    ----------
-    run : str
-        Where the rows come from.
-    arm : str
-        The arm whose rows were read; all arms share what the doctor looks at but `in_loss`.
-    tokens, stored, seen : int
-        Tokens looked at, stored in that arm, and seen by its recorder.
-    seeds, steps : int
-        Repetitions and optimizer steps among the tokens looked at.
-    without : tuple of str
-        What could not be judged on this dump and why, a sentence each.
-    """
-
-    run: str
-    arm: str
-    tokens: int
-    stored: int
-    seen: int
-    seeds: int
-    steps: int
-    without: tuple[str, ...] = ()
+Detect = Callable[[Evidence], Finding | None]
 
 
 @dataclass(frozen=True)
-class Diagnosis(Result):
-    """The doctor's answer about one dump.
+class Cause:
+    """One reason why engine and trainer disagree.
 
-    Attributes
-    ----------
-    findings : tuple of Finding
-        Likeliest first; empty for a dump in which nothing wrong was found.
-    looked : Looked
-        What the answer rests on.
+    Causes explain each other away in their `order`: one with a lower number has seen its fault in
+    single values, or in a relation that the others only suffer from. `explains` names those whose
+    signs it shows too. `meaning` and `size` say what went wrong and what an estimate is. It
+    `needs` "arms", "tokens", "lists" or "neighbors" to be judged, or nothing but single values.
     """
 
-    findings: tuple[Finding, ...]
-    looked: Looked = field(repr=False)
+    name: str
+    order: int
+    detect: Detect
+    meaning: str
+    size: str
+    advice: str
+    explains: frozenset[str]
+    needs: str
 
-    @property
-    def healthy(self) -> bool:
-        """Whether there are no findings."""
-        return not self.findings
 
-    @property
-    def top(self) -> str | None:
-        """The likeliest cause, None where nothing wrong was found."""
-        return self.findings[0].cause if self.findings else None
+CAUSES: Final[dict[str, Cause]] = {}
+"""Every cause by name, as the families' modules enter them."""
 
-    def text(self) -> RenderableType:
-        """For a person: each finding with its evidence, size, confidence and remedy."""
-        from .text import diagnosis_text
+DISTANCE: Final = frozenset({"temperature", "stale", "other-model", "precision"})
+"""Causes that are seen by the distance of the policies."""
 
-        return diagnosis_text(self)
 
-    def columns(self) -> Mapping[str, Sequence[Any]]:
-        """A row a finding; evidence is left to the JSON."""
-        return {
-            "cause": [each.cause for each in self.findings],
-            "confidence": [each.confidence for each in self.findings],
-            "tokens": [each.tokens for each in self.findings],
-            "estimate": [
-                math.nan if each.estimate is None else each.estimate for each in self.findings
-            ],
-            "advice": [each.advice for each in self.findings],
-        }
+def cause(
+    name: str,
+    order: int,
+    *,
+    size: str,
+    advice: str,
+    explains: frozenset[str] = frozenset(),
+    needs: str = "",
+) -> Callable[[Detect], Detect]:
+    """Enter a function of the evidence into `CAUSES`; its docstring is the cause's meaning."""
 
-    def to_json_object(self) -> dict[str, Any]:
-        """`format`, `healthy`, `findings`: the contract."""
-        return {
-            "format": FORMAT,
-            "healthy": self.healthy,
-            "findings": [each.to_json_object() for each in self.findings],
-        }
+    def enter(detect: Detect) -> Detect:
+        meaning = (detect.__doc__ or "").partition("\n")[0]
+        CAUSES[name] = Cause(name, order, detect, meaning, size, advice, explains, needs)
+        return detect
+
+    return enter
 
 
 def _plain(value: Any) -> Any:

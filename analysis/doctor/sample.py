@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from deltad.dumps import Dump, Metadata
+from deltad.dumps import Dump, DumpError, Metadata
 from deltad.dumps.batch import Batch
 from deltad.dumps.columns import COLUMNS, READINGS, REQUIRED
 from deltad.dumps.content import drawn
@@ -21,11 +21,14 @@ from deltad.dumps.reader import part_batches
 LIMIT: Final = 60_000
 """Rows looked at by default; more of them sharpen no answer."""
 
-ZERO_STEP: Final = "zero-step"
+ENTRIES: Final = 2**22
+"""Rows times K that are looked at, at most: the evidence takes some 0.2 kB of memory for each."""
 
 _OPTIONAL: Final = ("pre_collision", "post_collision", "pre_entropy", "post_entropy")
 _KEY: Final = ("seed", "step", "sequence", "position")
 _BLOCK: Final = 8_192
+
+Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Sample:
     ----------
     columns : mapping of str to array
         The dump's required columns, shape (token,) or (token, topk), the policy's collisions
-        and entropies where every file has them, and `seed`. A row whose vectors are NULL holds
+        and entropies where every file has them, and `seed`. A row without top-K log-probs holds
         −1 among its ids and NaN.
     metadata : Metadata
         Of the arm's first file.
@@ -47,11 +50,14 @@ class Sample:
     arm : str
         The arm that was read.
     run : str
-        Where it lies.
+        The dump's folder or URL.
     stored, seen : int
         Rows of the arm, and tokens its recorder looked at, over the seeds asked for.
     unread : frozenset of str
         Columns of the policy that were not read before or after the step: all NaN.
+    unlike : str, optional
+        How the arms that were recorded to their end differ in the tokens that they hold; empty
+        where they do not, None where there are no two of them.
     """
 
     columns: Mapping[str, NDArray[Any]]
@@ -63,6 +69,7 @@ class Sample:
     stored: int = 0
     seen: int = 0
     unread: frozenset[str] = frozenset()
+    unlike: str | None = None
 
     def __len__(self) -> int:
         """Count the rows."""
@@ -100,7 +107,7 @@ def read_sample(
     arm: str | None = None,
     seeds: Iterable[int] | None = None,
     limit: int = LIMIT,
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Sample:
     """Read a bounded sample of a dump's rows, whatever values they hold.
 
@@ -117,7 +124,8 @@ def read_sample(
     seeds : iterable of int, optional
         By default all.
     limit : int
-        Rows to read at most, at least one block.
+        Rows to read at most, at least one block; fewer where rows times K would exceed
+        `ENTRIES`.
     progress : callable, optional
         Called with a number of rows whenever so many have been read.
 
@@ -131,7 +139,8 @@ def read_sample(
     FileNotFoundError
         There is no RUN.
     DumpError
-        The dump cannot be read: its footers break the contract, or a file is damaged.
+        The dump cannot be read: its footers break the contract, a file is damaged, or one list
+        alone exceeds `ENTRIES`.
     """
     dump = run if isinstance(run, Dump) else Dump.open(run)
     arm = arm if arm is not None else chosen_arm(dump)
@@ -140,22 +149,23 @@ def read_sample(
     unread = frozenset(
         name for each in READINGS.keys() - dump.readings(arm) for name in READINGS[each]
     )
-    columns = _read(parts, limit, progress, unread=unread)
+    names = [name for name in REQUIRED if name not in unread]
+    filled = [part for part in parts if part.rows]
+    names += [name for name in _OPTIONAL if all(name in part.columns for part in filled)]
+    columns = _read(parts, names, limit, progress)
+    for name in unread:
+        like = columns["topk_ids" if COLUMNS[name].is_vector else "token_id"]
+        columns[name] = np.full(like.shape, np.nan, dtype=COLUMNS[name].dtype)
     order = np.lexsort(tuple(columns[name] for name in reversed(_KEY)))
     columns = {name: values[order] for name, values in columns.items()}
-    key = _key(columns)
     in_loss = {arm: columns["in_loss"]}
     masks: dict[str, Mapping[str, Any]] = {arm: dump.metadata(arm).update}
     for other in dump.arms:
-        if other in (arm, ZERO_STEP):
+        if other in (arm, "zero-step"):
             continue
-        theirs = _read(
-            [part for part in dump.files(other) if part.seed in wanted],
-            limit,
-            progress,
-            only=(*_KEY[1:], "in_loss"),
-        )
-        found = _aligned(key, _key(theirs), theirs["in_loss"])
+        files = [part for part in dump.files(other) if part.seed in wanted]
+        theirs = _read(files, [*_KEY[1:], "in_loss"], limit, progress)
+        found = _aligned(columns, theirs)
         if found is not None:
             in_loss[other], masks[other] = found, dump.metadata(other).update
     return Sample(
@@ -168,92 +178,85 @@ def read_sample(
         stored=sum(part.rows for part in parts),
         seen=sum(part.metadata.rows_seen for part in parts),
         unread=unread,
+        unlike=_unlike(dump),
     )
+
+
+def _unlike(dump: Dump) -> str | None:
+    """How the arms that were recorded to their end differ in the tokens that they hold."""
+    unfinished = {arm for arm, _ in dump.unfinished}
+    arms = [arm for arm in dump.arms if arm not in unfinished]
+    if len(arms) < 2:
+        return None
+    try:
+        dump.check_arms(arms)
+    except DumpError as error:
+        if error.problem.kind != "same tokens":
+            raise
+        return str(error)
+    return ""
 
 
 def chosen_arm(dump: Dump) -> str:
     """The arm to look at: all share what was recorded before the step."""
-    arms = [arm for arm in dump.arms if arm != ZERO_STEP] or list(dump.arms)
-    for name in ("none", "actual"):
-        if name in arms:
-            return name
-    return arms[0]
+    arms = [arm for arm in dump.arms if arm != "zero-step"] or list(dump.arms)
+    return next((name for name in ("none", "actual") if name in arms), arms[0])
 
 
 def _read(
-    parts: list[PartFile],
-    limit: int,
-    progress: Callable[[int], None] | None,
-    only: tuple[str, ...] | None = None,
-    unread: frozenset[str] = frozenset(),
+    parts: list[PartFile], names: list[str], limit: int, progress: Progress | None
 ) -> dict[str, NDArray[Any]]:
-    """Columns of the chosen rows of some files, `seed` among them; NaN for what was not read."""
-    names = only or tuple(name for name in REQUIRED if name not in unread)
-    optional = (
-        ()
-        if only
-        else tuple(
-            name for name in _OPTIONAL if all(name in part.columns for part in parts if part.rows)
-        )
-    )
-    rows = sum(part.rows for part in parts)
-    collected: dict[str, list[NDArray[Any]]] = {name: [] for name in (*names, *optional, "seed")}
-    for part, batch in _blocks(parts, (*names, *optional), rows, limit):
-        unchosen = _chosen_for_distance(part, batch) if only is None else None
-        for name in (*names, *optional):
+    """Columns of the chosen rows of some files, `seed` among them."""
+    top_k = parts[0].metadata.top_k if parts else 1
+    found: dict[str, list[NDArray[Any]]] = {
+        name: [_no_rows(name, top_k)] for name in (*names, "seed")
+    }
+    for part, batch in _blocks(parts, names, limit):
+        far = _chosen_for_distance(part, batch) if "topk_ids" in names else None
+        for name in names:
             values = np.asarray(batch[name])
-            if unchosen is not None and COLUMNS[name].is_vector:
+            if far is not None and COLUMNS[name].is_vector:
                 values = values.copy()
-                values[unchosen] = -1 if name == "topk_ids" else np.nan
-            collected[name].append(values)
-        collected["seed"].append(np.full(len(batch), part.seed, np.int32))
+                values[far] = -1 if name == "topk_ids" else np.nan
+            found[name].append(values)
+        found["seed"].append(np.full(len(batch), part.seed, np.int32))
         if progress is not None:
             progress(len(batch))
-    top_k = parts[0].metadata.top_k if parts else 1
-    columns = {
-        name: np.concatenate(found) if found else _empty(name, top_k)
-        for name, found in collected.items()
-    }
-    for name in unread:
-        like = columns["topk_ids" if COLUMNS[name].is_vector else "token_id"]
-        columns[name] = np.full(like.shape, np.nan, dtype=COLUMNS[name].dtype)
-    return columns
+    return {name: np.concatenate(values) for name, values in found.items()}
 
 
 def _blocks(
-    parts: list[PartFile], names: tuple[str, ...], rows: int, limit: int
+    parts: list[PartFile], names: list[str], limit: int
 ) -> Iterator[tuple[PartFile, Batch]]:
     """Batches to keep: all of them, or every so many, counted over all files."""
-    if rows <= limit:
-        for part in parts:
-            for batch in part_batches(part, columns=names):
-                yield part, batch
+    if not parts:
         return
-    # Smaller blocks where there are many files, so that no seed goes unseen.
-    size = int(min(_BLOCK, max(256, limit // (4 * max(1, len(parts))))))
-    stride = rows / limit
-    position, due = 0.0, 0.0
+    top_k = parts[0].metadata.top_k
+    if top_k > ENTRIES:
+        message = f"must have lists of at most {ENTRIES} ids for the doctor, got {top_k}"
+        raise DumpError(parts[0].path, message, column="topk_ids")
+    limit = min(limit, ENTRIES // top_k)
+    rows = sum(part.rows for part in parts)
+    size = min(_BLOCK, max(1, ENTRIES // (8 * top_k)))
+    if rows > limit:  # smaller blocks where there are many files, so that no seed goes unseen
+        size = min(size, max(256, limit // (4 * len(parts))))
+    stride = rows / limit if rows > limit else 0.0
+    position, due = 0, 0.0
     for part in parts:
-        if part.rows == 0:
-            continue
-        blocks = -(-part.rows // size)
-        chosen = set()
-        for block in range(blocks):
-            if position >= due:
-                chosen.add(block)
-                due += stride * size
-            position += min(size, part.rows - block * size)
-        if not chosen:
-            continue
-        for block, batch in enumerate(part_batches(part, columns=names, batch_rows=size)):
-            if block in chosen:
-                yield part, batch
-            if block >= max(chosen):
-                break
+        end = position + part.rows
+        if due < end:
+            for batch in part_batches(part, columns=names, batch_rows=size):
+                if position >= due:
+                    due += stride * size
+                    yield part, batch
+                position += len(batch)
+                if due >= end > position:
+                    break
+        position = end
 
 
 def _chosen_for_distance(part: PartFile, batch: Batch) -> NDArray[np.bool_] | None:
-    """Rows that keep their vectors for their D alone: no fair sample of the lists."""
+    """Rows that keep their top-K log-probs for their D alone: no fair sample of the lists."""
     near = part.metadata.near
     if near is None:
         return None
@@ -261,30 +264,29 @@ def _chosen_for_distance(part: PartFile, batch: Batch) -> NDArray[np.bool_] | No
     return np.asarray(drawn(part.seed, step, sequence, position) >= near.sample)
 
 
-def _empty(name: str, top_k: int) -> NDArray[Any]:
+def _no_rows(name: str, top_k: int) -> NDArray[Any]:
     """A column of no rows."""
     if name == "seed":
         return np.zeros(0, np.int32)
-    column = COLUMNS[name]
-    return np.zeros((0, top_k) if column.is_vector else 0, column.dtype)
-
-
-def _key(columns: Mapping[str, NDArray[Any]]) -> NDArray[np.int64]:
-    """What identifies a row within an arm, shape (token, 4)."""
-    return np.stack([columns[name].astype(np.int64) for name in _KEY], axis=1)
+    return np.zeros((0, top_k) if COLUMNS[name].is_vector else 0, COLUMNS[name].dtype)
 
 
 def _aligned(
-    key: NDArray[np.int64], theirs: NDArray[np.int64], values: NDArray[Any]
+    columns: Mapping[str, NDArray[Any]], theirs: Mapping[str, NDArray[Any]]
 ) -> NDArray[np.bool_] | None:
-    """Another arm's values in our order of rows; None where it has not the same rows."""
-    if not len(key) or not len(theirs):
+    """Another arm's `in_loss` in our order of rows; None where it has not the same rows."""
+    keys = [
+        np.stack([each[name].astype(np.int64) for name in _KEY], axis=1)
+        for each in (theirs, columns)
+    ]
+    count = len(keys[0])
+    if not count or not len(keys[1]):
         return None
-    _, place = np.unique(np.concatenate([theirs, key]), axis=0, return_inverse=True)
+    _, place = np.unique(np.concatenate(keys), axis=0, return_inverse=True)
     place = place.reshape(-1)
     row = np.full(int(place.max()) + 1, -1)
-    row[place[: len(theirs)]] = np.arange(len(theirs))
-    mine = row[place[len(theirs) :]]
+    row[place[:count]] = np.arange(count)
+    mine = row[place[count:]]
     if (mine < 0).any():
         return None
-    return np.asarray(values[mine], dtype=np.bool_)
+    return np.asarray(theirs["in_loss"][mine], dtype=np.bool_)

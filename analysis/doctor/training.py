@@ -1,4 +1,4 @@
-"""Causes in what the trainer makes of the tokens: advantages and masks."""
+"""What the trainer makes of the tokens: advantages and masks."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from numpy.typing import NDArray
 
 from deltad.masks import DEFAULT_THRESHOLD
 
-from .evidence import FEWEST, Evidence
-from .findings import Finding
+from .evidence import FEWEST, Evidence, said
+from .findings import Finding, cause
 
 FEW_IDS: Final = 5
 """Ids that count as "the same few"."""
 
 
+@cause(
+    "advantage", 11, size="value",
+    advice="Follow the reward from the verifier to the batch: its spread within a prompt, the "
+    "baseline, the division by a spread of 0, the mask's threshold.",
+)  # fmt: skip
 def advantage(evidence: Evidence) -> Finding | None:
-    """Advantages that teach nothing, or everything the same, and masks that leave nothing."""
+    """The advantages teach nothing, or nothing is left in the loss."""
     values = np.asarray(evidence.sample["advantage"], dtype=np.float64)
     bad = ~np.isfinite(values)
     if bad.any():
@@ -35,9 +40,7 @@ def advantage(evidence: Evidence) -> Finding | None:
     if values.min() == values.max():
         zero = values[0] == 0
         return Finding(
-            "advantage",
-            0.98 if groups > 1 and responses > 3 else 0.6,
-            len(values),
+            "advantage", 0.98 if groups > 1 and responses > 3 else 0.6, len(values),
             float(values[0]),
             {"pattern": "zero everywhere" if zero else "constant", "value": float(values[0]),
              **common},
@@ -60,14 +63,16 @@ def advantage(evidence: Evidence) -> Finding | None:
     return None
 
 
+@cause(
+    "concentration", 12, size="share of the masked", needs="tokens",
+    advice="Look at these tokens in the report: a mask that always drops the deciding tokens stops "
+    "learning where it matters; raise the threshold or see why their policies part.",
+)  # fmt: skip
 def concentration(evidence: Evidence) -> Finding | None:
-    """Masks that hit the same few token ids again and again, far beyond their frequency."""
-    best: Finding | None = None
-    for arm, masked in masks(evidence).items():
-        found = _concentrated(evidence, arm, masked)
-        if found is not None and (best is None or found.confidence > best.confidence):
-            best = found
-    return best
+    """The mask hits the same few tokens again and again."""
+    masked = masks(evidence).items()
+    found = [each for arm, rows in masked if (each := _concentrated(evidence, arm, rows))]
+    return max(found, key=lambda each: each.confidence, default=None)
 
 
 def masks(evidence: Evidence) -> dict[str, NDArray[np.bool_]]:
@@ -90,27 +95,21 @@ def _all_masked(evidence: Evidence) -> Finding | None:
     """An arm whose mask drops every token."""
     for arm, in_loss in evidence.sample.in_loss.items():
         if len(in_loss) and not in_loss.any():
-            update = evidence.sample.masks.get(arm, {}).get("mask", "none")
-            thinned = evidence.sample.thinned
+            update = said(evidence.sample.masks.get(arm, {}), "mask", "none")
             return Finding(
-                "advantage",
-                0.9 if not thinned else 0.7,
-                len(in_loss),
-                0.0,
+                "advantage", 0.7 if evidence.sample.thinned else 0.9, len(in_loss), 0.0,
                 {"pattern": "no token is in the loss", "arm": arm, "mask": str(update)},
-            )
+            )  # fmt: skip
     return None
 
 
 def _within_groups(evidence: Evidence, values: NDArray[np.float64]) -> tuple[int, int]:
     """Prompts whose responses all share one advantage that is not 0; prompts that can tell."""
     order = np.lexsort((evidence.response, evidence.cluster))
-    cluster, response, sorted_values = (
-        evidence.cluster[order], evidence.response[order], values[order]
-    )  # fmt: skip
+    cluster, response, values = evidence.cluster[order], evidence.response[order], values[order]
     starts = np.flatnonzero(np.r_[True, cluster[1:] != cluster[:-1]])
-    low = np.minimum.reduceat(sorted_values, starts)
-    high = np.maximum.reduceat(sorted_values, starts)
+    low = np.minimum.reduceat(values, starts)
+    high = np.maximum.reduceat(values, starts)
     fresh = np.r_[True, response[1:] != response[:-1]]
     several = np.add.reduceat(fresh.astype(np.int64), starts) >= 3
     judged = several & ~((low == 0) & (high == 0))
@@ -136,17 +135,8 @@ def _concentrated(evidence: Evidence, arm: str, masked: NDArray[np.bool_]) -> Fi
     if share < 0.8 or share < 2 * base or base > 0.4 or score < 2.5:
         return None
     return Finding(
-        "concentration",
-        0.9 if share > 0.95 else 0.75,
-        int((few & masked).sum()),
-        share,
-        {
-            "arm": arm,
-            "ids": [int(each) for each in chosen],
-            "masked": total,
-            "share_of_masked": share,
-            "share_of_all": base,
-            "effective_ids": spread,
-            "standard_errors": score,
-        },
-    )
+        "concentration", 0.9 if share > 0.95 else 0.75, int((few & masked).sum()), share,
+        {"arm": arm, "ids": [int(each) for each in chosen], "masked": total,
+         "share_of_masked": share, "share_of_all": base, "effective_ids": spread,
+         "standard_errors": score},
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Causes that single values and the layout of the lists give away."""
+"""What single values and the layout of the lists give away."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ from typing import Any, Final
 
 import numpy as np
 
-from .evidence import Evidence
-from .fills import COLUMNS, IMPOSSIBLE, rounded_to
-from .findings import Finding
+from .evidence import IMPOSSIBLE, LOGPROBS, SIDES, Evidence, rounded_to, said
+from .findings import Finding, cause
 
 _LOG_ODDS: Final = 4.6
 """Natural log of the odds at which a convention counts as seen: 100 to 1."""
 
 
+@cause(
+    "sentinel", 1, size="share of tokens",
+    advice="Treat this value as missing where the engine's answer is parsed: drop the entry (id "
+    "−1) or the row, and let no trainer exponentiate it.",
+    explains=frozenset({"impossible-values"}),
+)  # fmt: skip
 def sentinel(evidence: Evidence) -> Finding | None:
-    """Fills in the columns of log-probs: which value, where, how many."""
+    """A number stands where a log-prob is missing."""
     if not evidence.fills:
         return None
     values = [name for each in evidence.fills.values() for name in each.values]
@@ -24,26 +29,21 @@ def sentinel(evidence: Evidence) -> Finding | None:
         return None  # real log-probs that lie in other tokens' rows
     rows = np.zeros(len(evidence), np.bool_)
     columns: dict[str, Any] = {}
-    for name in COLUMNS:
+    for name in LOGPROBS:
         found = evidence.fills.get(name)
         if found is None:
             continue
-        rows |= found.rows
-        columns[name] = {
-            "values": found.values,
-            "cells": int(found.cells.sum()),
-            "rows": int(found.rows.sum()),
-        }
+        hit = found.cells.reshape(len(evidence), -1).any(axis=1)
+        rows |= hit
+        cells = int(found.cells.sum())
+        columns[name] = {"values": found.values, "cells": cells, "rows": int(hit.sum())}
     worst = max(columns, key=lambda name: int(columns[name]["rows"]))
     value, cells = next(iter(columns[worst]["values"].items()))
     count = int(rows.sum())
     return Finding(
-        "sentinel",
-        0.99 if count > 2 else 0.9,
-        count,
-        count / len(evidence),
+        "sentinel", 0.99 if count > 2 else 0.9, count, count / len(evidence),
         {"value": value, "column": worst, "cells": cells, "columns": columns},
-    )
+    )  # fmt: skip
 
 
 def _is_telling(value: float) -> bool:
@@ -51,39 +51,18 @@ def _is_telling(value: float) -> bool:
     return not math.isfinite(value) or value <= IMPOSSIBLE or (value != 0 and value == round(value))
 
 
-def ids_out_of_range(evidence: Evidence) -> Finding | None:
-    """Ids that the vocabulary does not have, listed or sampled."""
-    size = evidence.metadata.vocab_size
-    listed = evidence.listed & ((evidence.ids >= size) | (evidence.ids < 0))
-    sampled = (evidence.token >= size) | (evidence.token < 0)
-    rows = listed.any(axis=1) | sampled
-    if not rows.any():
-        return None
-    bad = np.concatenate([evidence.ids[listed], evidence.token[sampled]])
-    mass = np.exp(np.where(listed, np.minimum(evidence.mu, 0), -np.inf)).sum(axis=1)
-    return Finding(
-        "vocabulary",
-        0.97,
-        int(rows.sum()),
-        float(rows.mean()),
-        {
-            "pattern": "ids that the vocabulary does not have",
-            "vocab_size": size,
-            "largest_id": int(bad.max()),
-            "smallest_id": int(bad.min()),
-            "listed": int(listed.sum()),
-            "sampled": int(sampled.sum()),
-            "mean_mass_there": float(np.nanmean(mass[listed.any(axis=1)])) if listed.any() else 0.0,
-        },
-    )
-
-
+@cause(
+    "topk-convention", 6, size="share of tokens",
+    advice="Read the lists by id, not by place: drop duplicates, sort by log-prob, keep the "
+    "sampled token's own entry, and set behavior.support in the metadata to what the engine does.",
+    explains=frozenset({"impossible-values", "truncation"}),
+)  # fmt: skip
 def topk_convention(evidence: Evidence) -> Finding | None:
-    """Lists that are not the ranked top-K ids with the sampled token's own entry."""
+    """The lists are not the ranked top-K with the sampled token's own entry."""
     patterns = {
         name: rows
         for name, rows in (
-            ("duplicate ids", _duplicates(evidence)),
+            ("duplicate ids", evidence.has_duplicates),
             ("padding before the end", _gaps(evidence)),
             ("ranks out of order", _unordered(evidence)),
             ("sampled token missing", _missing(evidence)),
@@ -105,56 +84,40 @@ def topk_convention(evidence: Evidence) -> Finding | None:
     first = evidence.sampled_slot[:, 0] if evidence.ids.shape[1] else np.zeros(0, np.bool_)
     if "ranks out of order" in patterns:
         found["sampled_first_among_these"] = float(first[patterns["ranks out of order"]].mean())
+    sure = 0.7 if set(patterns) == {"sampled token replaces the last"} else 0.97 if sound else 0.9
+    support = str(said(evidence.metadata.behavior, "support", "union"))
     return Finding(
-        "topk-convention",
-        0.7 if set(patterns) == {"sampled token replaces the last"} else 0.97 if sound else 0.9,
-        int(rows.sum()),
-        float(rows.mean()),
-        {
-            "patterns": found,
-            "support": str(evidence.metadata.behavior.get("support", "union")),
-        },
-    )
+        "topk-convention", sure, int(rows.sum()), float(rows.mean()),
+        {"patterns": found, "support": support},
+    )  # fmt: skip
 
 
+@cause(
+    "impossible-values", 13, size="share of tokens",
+    advice="Take log-probs from one log-softmax over the whole vocabulary; these are none.",
+)  # fmt: skip
 def impossible(evidence: Evidence) -> Finding | None:
-    """Log-probs above 0 and lists of mass above 1 that are neither fills nor rounding."""
+    """Log-probs above 0, or lists whose mass exceeds 1."""
     room = evidence.metadata.logprob_tolerance
     rows = np.zeros(len(evidence), np.bool_)
     largest_log, largest_mass = 0.0, 0.0
-    for side, name, list_name in (
-        ("mu", "behavior_logprob", "topk_behavior_logprobs"),
-        ("pi", "pre_logprob", "topk_pre_logprobs"),
-        ("post", "post_logprob", "topk_post_logprobs"),
-    ):
-        scalars = np.asarray(evidence.sample[name])
-        lists = np.asarray(evidence.sample[list_name])
-        used = evidence.listed & ~evidence.filled(list_name) & np.isfinite(lists)
+    for side in SIDES:
+        name, scalar = f"topk_{side}_logprobs", f"{side}_logprob"
+        scalars, lists = np.asarray(evidence.sample[scalar]), np.asarray(evidence.sample[name])
+        used, alone = evidence.listed & evidence.sound(name), evidence.sound(scalar)
         if rounded_to(lists[used]) is not None or rounded_to(scalars) is not None:
             room = max(room, 0.05)
         above = np.where(used, lists, -np.inf).max(axis=1, initial=-np.inf) > room
-        alone = ~evidence.filled(name) & np.isfinite(scalars)
-        above |= alone & (scalars > room)
         mass = evidence.mass(side)
-        rows |= above | (mass > 1 + room)
-        if len(evidence):
-            largest_log = max(largest_log, float(np.where(alone, scalars, 0).max(initial=0)))
-            largest_mass = max(largest_mass, float(mass.max(initial=0)))
+        rows |= above | (alone & (scalars > room)) | (mass > 1 + room)
+        largest_log = max(largest_log, float(np.where(alone, scalars, 0).max(initial=0)))
+        largest_mass = max(largest_mass, float(mass.max(initial=0)))
     if not rows.any():
         return None
     return Finding(
-        "impossible-values",
-        0.6,
-        int(rows.sum()),
-        float(rows.mean()),
+        "impossible-values", 0.6, int(rows.sum()), float(rows.mean()),
         {"largest_logprob": largest_log, "largest_mass": largest_mass, "tolerance": room},
-    )
-
-
-def _duplicates(evidence: Evidence) -> Any:
-    """Rows that list an id twice."""
-    ordered = np.sort(np.where(evidence.listed, evidence.ids, -1), axis=1)
-    return ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(axis=1)
+    )  # fmt: skip
 
 
 def _gaps(evidence: Evidence) -> Any:
@@ -173,8 +136,8 @@ def _unordered(evidence: Evidence) -> Any:
 
 def _missing(evidence: Evidence) -> Any:
     """Rows that list an id less likely than the sampled token, and not the token."""
-    skip = ~evidence.listed | evidence.filled("topk_behavior_logprobs") | ~np.isfinite(evidence.mu)
-    least = np.where(skip, np.inf, evidence.mu).min(axis=1, initial=np.inf)
+    used = evidence.listed & evidence.sound("topk_behavior_logprobs")
+    least = np.where(used, evidence.mu, np.inf).min(axis=1, initial=np.inf)
     scalar = np.where(evidence.filled("behavior_logprob"), np.nan, evidence.mu_token)
     room = 0.01 + evidence.metadata.logprob_tolerance
     with np.errstate(invalid="ignore"):
@@ -185,22 +148,15 @@ def _missing(evidence: Evidence) -> Any:
 
 def _entries(evidence: Evidence, side: str) -> Any:
     """Rows whose sampled token has another log-prob in the list than by itself."""
-    name, scalar_name = f"topk_{side}_logprobs", f"{side}_logprob"
-    lists = np.asarray(evidence.sample[name], dtype=np.float64)
-    at = evidence.sampled_slot & ~evidence.filled(name) & np.isfinite(lists)
-    entry = np.where(at, lists, -np.inf).max(axis=1, initial=-np.inf)
-    scalar = np.asarray(evidence.sample[scalar_name], dtype=np.float64)
-    room = evidence.metadata.logprob_tolerance * np.ones(len(evidence))
+    names = f"topk_{side}_logprobs", f"{side}_logprob"
+    entry, known = evidence.entry(side)
+    scalar = evidence.logs(side)[1]
+    room = np.full(len(evidence), evidence.metadata.logprob_tolerance)
     # One of the two may have been rounded on its way: 8 bits of a bfloat16, 11 of a float16.
-    kinds = {
-        rounded_to(np.asarray(evidence.sample[each], dtype=np.float32).reshape(-1))
-        for each in (name, scalar_name)
-    }
-    if kinds - {None}:
+    if any(rounded_to(np.asarray(evidence.sample[name], np.float32).ravel()) for name in names):
         room = np.maximum(room, np.abs(np.where(np.isfinite(scalar), scalar, 0)) / 128)
-    usable = at.any(axis=1) & np.isfinite(scalar) & ~evidence.filled(scalar_name)
     with np.errstate(invalid="ignore"):
-        return usable & (np.abs(entry - scalar) > room)
+        return known & evidence.sound(names[1]) & (np.abs(entry - scalar) > room)
 
 
 def _replaced_last(evidence: Evidence) -> tuple[Any, float]:
@@ -210,16 +166,15 @@ def _replaced_last(evidence: Evidence) -> tuple[Any, float]:
     mass t; replacing, the last slot is sampled with probability μ_K + t and no other id is.
     """
     none = np.zeros(len(evidence), np.bool_)
-    said = evidence.metadata.behavior.get("support", "union")
     unlisted = evidence.has_list & ~evidence.is_listed
-    if said == "replaced-last":
+    if evidence.metadata.behavior.get("support") == "replaced-last":
         return unlisted, np.inf
     full = evidence.listed.all(axis=1) & np.isfinite(evidence.mu).all(axis=1)
     full &= ~evidence.filled("topk_behavior_logprobs").any(axis=1)
     if evidence.ids.shape[1] < 2 or not full.any() or (unlisted & full).any():
         return none, 0.0
     last = np.exp(evidence.mu[:, -1])
-    tail = np.maximum(1 - evidence.mass_mu, 0.0)
+    tail = np.maximum(1 - evidence.mass("behavior"), 0.0)
     hit = full & evidence.sampled_slot[:, -1]
     # Rows sampled elsewhere are as likely under both. Were the lists a union, odds this high
     # would come up by chance in at most one dump in 1 / odds (Markov's inequality).

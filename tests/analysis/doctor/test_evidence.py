@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from deltad.analysis.doctor.distance import tilt
 from deltad.analysis.doctor.evidence import Evidence
+from deltad.analysis.doctor.sampling import tilt
 from tests.analysis.doctor.made import LENGTH, RESPONSES, log_softmax, made_sample
 
 

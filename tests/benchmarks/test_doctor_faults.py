@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -10,21 +9,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from deltad.analysis.doctor.broken_dump import Rows, write_injected
-from deltad.analysis.doctor.injections import (
-    CONTROLS,
-    INJECTIONS,
-    Injection,
-    NothingToBreakError,
-)
-from deltad.analysis.doctor.slots import Slots, Tail, rerank, tempered
+from benchmarks.doctor import FAULTS, Fault, NothingToBreakError, write_injected
+from benchmarks.doctor.broken import read_rows
+from benchmarks.doctor.rows import Rows, Slots, Tail
+from deltad.analysis.doctor.diagnosis import CAUSES
 from deltad.divergence import kl
 from deltad.dumps import KEY, Batch, Dump, Metadata, batch_support, check_batch, check_dump
 from deltad.masks import CRITERIA
 from tests.dumps.factory import make_dump
 
-DUMPS = Path(__file__).parents[3] / "data_dumps"
-EVERY = {**INJECTIONS, **CONTROLS}
+DUMPS = Path(__file__).parents[2] / "data_dumps"
+SOUND = [name for name, each in FAULTS.items() if each.cause is None]
+BROKEN = [name for name in FAULTS if name not in SOUND]
 Columns = dict[str, NDArray[Any]]
 
 LEGAL = (
@@ -41,7 +37,7 @@ LEGAL = (
 @lru_cache
 def clean(name: str, arm: str = "none") -> tuple[Columns, Metadata]:
     """Rows of a dump's first seed, in order."""
-    columns, metadata = Rows(Dump.open(DUMPS / name)).read(arm, 0)
+    columns, metadata = read_rows(Dump.open(DUMPS / name), arm, 0)
     order = np.lexsort(tuple(columns[key] for key in reversed(KEY)))
     return {key: values[order] for key, values in columns.items()}, metadata
 
@@ -50,23 +46,21 @@ def injected(
     name: str, strength: float, dump: str = "tiny-whole", arm: str = "none", seed: int = 3
 ) -> tuple[Columns, Metadata]:
     columns, metadata = clean(dump, arm)
-    return EVERY[name].apply(columns, metadata, strength, np.random.default_rng(seed))
+    return FAULTS[name].apply(columns, metadata, strength, np.random.default_rng(seed))
 
 
 def batch(columns: Columns) -> Batch:
     return Batch("file", 0, columns, np.asarray((columns["topk_ids"] >= 0).any(axis=1)))
 
 
+def rows_of(columns: Columns, metadata: Metadata) -> Rows:
+    return Rows(columns, metadata, np.random.default_rng(0))
+
+
 def log_mass(columns: Columns, metadata: Metadata, side: str) -> NDArray[np.float64]:
     """Mass of S, with the sampled token where it is not listed."""
-    slots = Slots.of(columns, metadata)
-    return np.asarray(np.exp(slots.logs(columns, side)).sum(axis=1))
-
-
-def every_strength() -> Iterator[tuple[str, float]]:
-    for each in EVERY.values():
-        for strength in each.strengths:
-            yield each.name, strength
+    slots = Slots(rows_of(columns, metadata))
+    return np.asarray(np.exp(slots.logs(side)).sum(axis=1))
 
 
 @pytest.mark.parametrize("dump", ["smollm2"])
@@ -75,7 +69,7 @@ def test_an_injection_leaves_its_inputs_alone_and_depends_on_the_seed_alone(dump
     before = {name: values.copy() for name, values in columns.items()}
     for name in columns:
         columns[name].setflags(write=False)
-    for each in EVERY.values():
+    for each in FAULTS.values():
         try:
             one, two = (
                 each.apply(columns, metadata, each.strengths[0], np.random.default_rng(5))
@@ -95,17 +89,17 @@ def test_an_injection_does_not_depend_on_the_order_of_rows() -> None:
     order = np.random.default_rng(0).permutation(len(columns["step"]))
     mixed = {name: values[order] for name, values in columns.items()}
     for name in ("shift", "other-model", "zero-row", "top-p"):
-        each, strength = EVERY[name], EVERY[name].strengths[0]
+        each, strength = FAULTS[name], FAULTS[name].strengths[0]
         one, _ = each.apply(columns, metadata, strength, np.random.default_rng(1))
         two, _ = each.apply(mixed, metadata, strength, np.random.default_rng(1))
         for column in one:
             np.testing.assert_array_equal(one[column], two[column], err_msg=name)
 
 
-@pytest.mark.parametrize("name", INJECTIONS)
+@pytest.mark.parametrize("name", BROKEN)
 def test_every_strength_of_a_fault_changes_something_the_doctor_can_see(name: str) -> None:
     columns, _ = clean("smollm2-whole", "ratio")
-    for strength in INJECTIONS[name].strengths:
+    for strength in FAULTS[name].strengths:
         changed, metadata = injected(name, strength, "smollm2-whole", "ratio")
         assert changed["topk_ids"].shape[1] == metadata.top_k
         assert any(
@@ -122,7 +116,7 @@ def test_every_strength_of_a_fault_changes_something_the_doctor_can_see(name: st
 )
 def test_a_fault_of_meaning_leaves_values_that_the_contract_allows(dump: str, place: int) -> None:
     for name in LEGAL:
-        for strength in (INJECTIONS[name].strengths[place],):
+        for strength in (FAULTS[name].strengths[place],):
             try:
                 columns, metadata = injected(name, strength, dump, "ratio")
             except NothingToBreakError:
@@ -144,7 +138,7 @@ def one_seed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "name",
     sorted(
-        INJECTIONS.keys()
+        set(BROKEN)
         - set(LEGAL)
         - {
             "divided-logprobs",
@@ -161,17 +155,17 @@ def test_a_fault_of_values_is_one_that_a_check_refuses(
     assert check_dump(tmp_path / "run", strict=False)
 
 
-@pytest.mark.parametrize("name", CONTROLS)
+@pytest.mark.parametrize("name", SOUND)
 def test_a_control_leaves_a_dump_that_check_finds_in_order(
     name: str, one_seed: Path, tmp_path: Path
 ) -> None:
-    for strength in CONTROLS[name].strengths:
+    for strength in FAULTS[name].strengths:
         out = tmp_path / f"{strength}"
         write_injected(one_seed, out, name, strength)
         assert check_dump(out, strict=False) == []
 
 
-@pytest.mark.parametrize("tau", INJECTIONS["temperature-policy"].strengths)
+@pytest.mark.parametrize("tau", FAULTS["temperature-policy"].strengths)
 @pytest.mark.parametrize("name", ["temperature-behavior", "temperature-policy"])
 def test_a_temperature_is_the_slope_that_an_exact_fit_recovers(name: str, tau: float) -> None:
     columns, metadata = clean("tiny-whole")
@@ -180,7 +174,7 @@ def test_a_temperature_is_the_slope_that_an_exact_fit_recovers(name: str, tau: f
         "topk_pre_logprobs": columns["topk_behavior_logprobs"],
         "pre_logprob": columns["behavior_logprob"],
     }
-    changed, _ = EVERY[name].apply(same, metadata, tau, np.random.default_rng(0))
+    changed, _ = FAULTS[name].apply(same, metadata, tau, np.random.default_rng(0))
     mu = changed["topk_behavior_logprobs"].astype(np.float64)
     pi = changed["topk_pre_logprobs"].astype(np.float64)
     mu, pi = mu - mu.mean(axis=1, keepdims=True), pi - pi.mean(axis=1, keepdims=True)
@@ -205,9 +199,9 @@ def test_a_temperature_keeps_a_whole_vocabulary_at_mass_one() -> None:
         "topk_behavior_logprobs": logs,
         "behavior_logprob": logs[:, 0],
     }
-    slots = Slots.of(columns, Metadata(top_k=9, vocab_size=9))
-    known = slots.logs(columns, "behavior")
-    got = tempered(slots, known, 0.6, slots.spread(columns, "behavior"))
+    slots = Slots(rows_of(columns, Metadata(top_k=9, vocab_size=9)))
+    known = slots.logs("behavior")
+    got = slots.tempered(known, 0.6, slots.spread("behavior"))
     want = 0.6 * logits - np.log(np.exp(0.6 * logits).sum(axis=1, keepdims=True))
     np.testing.assert_allclose(got[:, :9], want, rtol=1e-9)
 
@@ -226,9 +220,9 @@ def test_the_modelled_tail_is_that_of_a_log_normal_vocabulary(exponent: float) -
         "pre_logprob": np.log(probs[:, 0]),
         "pre_collision": (probs**2).sum(axis=1),
     }
-    slots = Slots.of(columns, Metadata(top_k=20, vocab_size=5_000))
-    logs = slots.logs(columns, "pre")
-    tail = Tail.of(slots, logs, slots.spread(columns, "pre"))
+    slots = Slots(rows_of(columns, Metadata(top_k=20, vocab_size=5_000)))
+    logs = slots.logs("pre")
+    tail = Tail(slots, logs, slots.spread("pre"))
     want = (probs[:, 20:] ** exponent).sum(axis=1)
     np.testing.assert_allclose(tail.power(exponent), want, rtol=0.12)
     assert np.median(tail.power(exponent) / want) == pytest.approx(1, abs=0.03)
@@ -499,7 +493,7 @@ def test_conventions_lay_lists_out_as_they_say() -> None:
     for name in ("out-of-order", "ascending"):
         mixed, _ = injected(name, 1, "smollm2-whole")
         assert (np.diff(mixed["topk_behavior_logprobs"], axis=1) > 0).any(axis=1).mean() > 0.9
-        rerank(mixed)
+        rows_of(mixed, metadata).rerank()
         np.testing.assert_array_equal(mixed["topk_pre_logprobs"], columns["topk_pre_logprobs"])
 
 
@@ -572,8 +566,8 @@ def test_a_concentrated_mask_hits_two_ids() -> None:
 def test_the_applied_mask_is_decided_on_the_faulty_numbers(name: str, arm: str) -> None:
     from deltad.dumps import batch_tokens
 
-    changed, metadata = injected(name, INJECTIONS[name].strengths[0], arm=arm)
-    keep = CRITERIA[arm].keep(
+    changed, metadata = injected(name, FAULTS[name].strengths[0], arm=arm)
+    keep = CRITERIA[arm].keeps(
         batch_tokens(batch(changed), metadata), threshold=0.15, divergence="kl"
     )
     np.testing.assert_array_equal(changed["in_loss"], keep)
@@ -582,7 +576,7 @@ def test_the_applied_mask_is_decided_on_the_faulty_numbers(name: str, arm: str) 
 @pytest.mark.parametrize("name", ["temperature-behavior", "other-model", "recomputed", "nan-row"])
 def test_a_thinned_dump_keeps_its_rule_or_says_that_all_is_stored(name: str) -> None:
     columns, before = clean("smollm2")
-    each = INJECTIONS[name]
+    each = FAULTS[name]
     changed, metadata = each.apply(columns, before, each.strengths[-1], np.random.default_rng(0))
     if name == "recomputed":
         assert metadata.stored == {"rule": "all"}
@@ -601,13 +595,13 @@ def test_nothing_is_broken_where_there_is_nothing_to_break() -> None:
     listed = (columns["topk_ids"] == columns["token_id"][:, None]).any(axis=1)
     rows = {name: values[listed] for name, values in columns.items()}
     with pytest.raises(NothingToBreakError, match="a sampled token outside the top-K"):
-        INJECTIONS["replaced-last"].apply(rows, metadata, 1, np.random.default_rng(0))
+        FAULTS["replaced-last"].apply(rows, metadata, 1, np.random.default_rng(0))
     with pytest.raises(NothingToBreakError, match="lists must hold 50 ids"):
-        INJECTIONS["top-k"].apply(columns, metadata, 50, np.random.default_rng(0))
+        FAULTS["top-k"].apply(columns, metadata, 50, np.random.default_rng(0))
 
 
 def test_a_dump_is_not_broken_by_a_row_or_two(tmp_path: Path) -> None:
-    one_row = dataclasses.replace(INJECTIONS["zero-advantage"], change=_first_row_zero)
+    one_row = dataclasses.replace(FAULTS["zero-advantage"], change=_first_row_zero)
     with pytest.raises(NothingToBreakError, match=r"must change 3 rows of .* or more .* changed 1"):
         write_injected(DUMPS / "smollm2-whole", tmp_path / "run", one_row, seeds=[0])
     out = write_injected(
@@ -616,11 +610,8 @@ def test_a_dump_is_not_broken_by_a_row_or_two(tmp_path: Path) -> None:
     assert Dump.open(out).seeds("none") == (0,)
 
 
-def _first_row_zero(
-    columns: Columns, metadata: Metadata, strength: float, rng: np.random.Generator
-) -> Metadata:
-    columns["advantage"] = np.where(np.arange(len(columns["step"])) == 0, 0, columns["advantage"])
-    return metadata
+def _first_row_zero(rows: Rows, strength: float) -> None:
+    rows["advantage"] = np.where(np.arange(len(rows)) == 0, 0, rows["advantage"])
 
 
 @pytest.fixture(scope="module")
@@ -631,8 +622,8 @@ def factory_dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("each", EVERY.values(), ids=lambda each: each.name)
-def test_any_dump_can_be_broken(each: Injection, factory_dump: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("each", FAULTS.values(), ids=lambda each: each.name)
+def test_any_dump_can_be_broken(each: Fault, factory_dump: Path, tmp_path: Path) -> None:
     out = tmp_path / "broken"
     if each.name == "top-k":
         with pytest.raises(NothingToBreakError, match="lists must hold 5 ids or more"):
@@ -649,13 +640,13 @@ def test_any_dump_can_be_broken(each: Injection, factory_dump: Path, tmp_path: P
 def test_all_arms_of_a_broken_dump_hold_the_same_tokens(tmp_path: Path) -> None:
     for name in ("top-p", "shift", "engine-noise"):
         out = write_injected(DUMPS / "tiny-whole", tmp_path / name, name, seed=4, seeds=[1])
-        rows = Rows(Dump.open(out))
-        first, _ = rows.read("none", 1)
+        dump = Dump.open(out)
+        first, _ = read_rows(dump, "none", 1)
         for arm in ("ratio", "zero-step"):
-            other, _ = rows.read(arm, 1)
+            other, _ = read_rows(dump, arm, 1)
             for column in ("token_id", "topk_ids", "topk_behavior_logprobs", "topk_pre_logprobs"):
                 np.testing.assert_array_equal(first[column], other[column])
-        still, _ = rows.read("zero-step", 1)
+        still, _ = read_rows(dump, "zero-step", 1)
         np.testing.assert_array_equal(still["topk_pre_logprobs"], still["topk_post_logprobs"])
         np.testing.assert_array_equal(still["pre_collision"], still["post_collision"])
 
@@ -670,7 +661,7 @@ def test_a_broken_dump_is_a_whole_one(tmp_path: Path) -> None:
     assert check_dump(again, strict=False)
     with pytest.raises(FileExistsError, match="must be empty"):
         write_injected(DUMPS / "tiny-whole", out, "zero-row")
-    with pytest.raises(ValueError, match="there is no injection 'flu'"):
+    with pytest.raises(KeyError, match="flu"):
         write_injected(DUMPS / "tiny-whole", tmp_path / "three", "flu")
 
 
@@ -685,14 +676,6 @@ def test_columns_over_the_whole_vocabulary_are_left_out_where_nobody_knows_them(
     assert "full_kl_pre" in Dump.open(out).optional_columns("none")
 
 
-def test_every_injection_says_what_goes_wrong() -> None:
-    for each in EVERY.values():
-        assert each.summary.endswith("."), each.name
-        assert each.strengths, each.name
-        assert dataclasses.replace(each, name="x").accepted == each.accepted
-    assert {each.cause for each in INJECTIONS.values()} == {
-        "temperature", "truncation", "shift", "sentinel", "recomputed", "stale", "other-model",
-        "vocabulary", "topk-convention", "precision", "advantage", "concentration",
-    }  # fmt: skip
-    assert {each.cause for each in CONTROLS.values()} == {None}
-    assert not INJECTIONS.keys() & CONTROLS.keys()
+def test_there_is_a_fault_for_every_cause_that_rows_of_one_arm_may_show() -> None:
+    alone = {"impossible-values", "lost-rows"}
+    assert {FAULTS[name].cause for name in BROKEN} == set(CAUSES) - alone

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from deltad.analysis.doctor import Finding, examine, read_sample
-from deltad.analysis.doctor.causes import CAUSES
-from deltad.analysis.doctor.examination import explained_away
+from deltad.analysis.doctor.diagnosis import CAUSES, explained_away
 from deltad.dumps import Dump, DumpWriter, Near
 from deltad.dumps.columns import DERIVED
 from tests.analysis.doctor.made import Change, made_sample, moved_rows, nucleus
@@ -49,7 +48,9 @@ def test_a_healthy_chain_of_updates_has_no_finding(options: dict[str, Any], rng_
 def test_a_fault_of_whole_distributions_is_named_first(
     cause: str, estimate: float | None, options: dict[str, Any]
 ) -> None:
-    found = examine(made_sample(rng_seed=2, **options)).findings[0]
+    diagnosis = examine(made_sample(rng_seed=2, **options))
+    assert max(map(len, str(diagnosis).splitlines())) <= 80
+    found = diagnosis.findings[0]
     assert found.cause == cause
     assert found.confidence >= 0.7
     assert found.tokens > 0
@@ -82,6 +83,9 @@ def test_few_tokens_raise_no_alarm_and_are_said_to_be_few() -> None:
     diagnosis = examine(sample.take(np.arange(12)))
     assert diagnosis.healthy
     assert any("too few tokens" in each for each in diagnosis.looked.without)
+    assert "sentinel" in diagnosis.looked.judged
+    judged = str(diagnosis).split("looked at")[0]
+    assert not any(cause in judged for cause in ("temperature", "truncation", "shift", "stale"))
 
 
 def test_no_tokens_at_all_are_no_fault(tmp_path: Path) -> None:

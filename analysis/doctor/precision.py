@@ -1,4 +1,4 @@
-"""Causes of the noise kind: precision, outliers, drift along the response."""
+"""Noise: rounding, outliers, and errors that grow along the response."""
 
 from __future__ import annotations
 
@@ -7,22 +7,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from .evidence import FEWEST, Evidence, Floats
-from .fills import rounded_to
-from .findings import Finding
+from .evidence import FEWEST, Bools, Evidence, Floats, Ints, rounded_to, said
+from .findings import Finding, cause
 
 EXPECTED: Final = {
-    "float64": 1e-5,
-    "float32": 2e-3,
-    "tf32": 0.01,
-    "float16": 0.02,
-    "bfloat16": 0.08,
-    "int8": 0.35,
-    "fp8": 0.35,
-    "float8": 0.35,
-    "int4": 1.0,
-    "fp4": 1.0,
-}
+    "float64": 1e-5, "float32": 2e-3, "tf32": 0.01, "float16": 0.02, "bfloat16": 0.08,
+    "int8": 0.35, "fp8": 0.35, "float8": 0.35, "int4": 1.0, "fp4": 1.0,
+}  # fmt: skip
 """Standard deviation of a log-prob (nats) that a precision explains, generously: SmolLM2's
 engines moved log-probs by 4e-2 in bfloat16 and by 0.2 in int8 on average."""
 
@@ -42,23 +33,24 @@ EVEN: Final = 0.45
 independent residuals alone gives 0.22, a real update's drift 1 and more."""
 
 
+@cause(
+    "precision", 10, size="noise in nats", needs="lists",
+    advice="Compute logits and log-softmax in float32 on both sides, declare the engine's "
+    "precision, and look for routing or cache differences where few or late tokens are far out.",
+    explains=frozenset({"impossible-values", "topk-convention", "concentration"}),
+)  # fmt: skip
 def precision(evidence: Evidence) -> Finding | None:
-    """Noise beyond what the declared precision explains, in one of four patterns."""
+    """Rounding noise beyond what the declared precision explains."""
     return _rounded(evidence) or _noise(evidence)
 
 
 def declared(evidence: Evidence) -> tuple[str, float]:
     """The engine's or the readout's coarser precision, and the noise it explains (nats)."""
     behavior, readout = evidence.metadata.behavior, evidence.metadata.readout
-    names = [
-        str(each).lower()
-        for each in (
-            behavior.get("precision"), behavior.get("dtype"), behavior.get("quantization"),
-            readout.get("hidden_dtype"), readout.get("head_dtype"),
-            "bfloat16" if readout.get("logits_rounded") else None,
-        )
-        if each
-    ]  # fmt: skip
+    given = [said(behavior, name) for name in ("precision", "dtype", "quantization")]
+    given += [said(readout, name) for name in ("hidden_dtype", "head_dtype")]
+    given.append("bfloat16" if readout.get("logits_rounded") else None)
+    names = [str(each).lower() for each in given if each]
     if not names:  # then the engine may be quantised as far as any is
         return UNDECLARED, EXPECTED["int4"]
     best = ("float32", EXPECTED["float32"])
@@ -77,7 +69,7 @@ def _rounded(evidence: Evidence) -> Finding | None:
         return None
     for column in ("topk_behavior_logprobs", "topk_pre_logprobs"):
         values = np.asarray(evidence.sample[column], dtype=np.float32)
-        used = evidence.listed & np.isfinite(values) & ~evidence.filled(column) & (values < -1e-3)
+        used = evidence.listed & evidence.sound(column) & (values < -1e-3)
         if used.sum() < 5 * FEWEST:
             continue
         short = rounded_to(values[used])
@@ -102,27 +94,22 @@ def _rounded(evidence: Evidence) -> Finding | None:
     return None
 
 
-def _on_grid(values: Floats, used: NDArray[np.bool_]) -> tuple[float, float]:
+def _on_grid(values: Floats, used: Bools) -> tuple[float, float]:
     """Share of differences of the likeliest entries that are multiples of 1/64, and the step.
 
     log p_i − log p_j is the difference of two logits: of bfloat16 logits of 4 nats or more
     it is a multiple of 1/64 or more, which by chance is so for 1 in 200 at this tolerance.
     """
-    rows = used[:, :4].all(axis=1) if used.shape[1] >= 4 else np.zeros(len(used), np.bool_)
-    if rows.sum() < FEWEST:
-        return 0.0, 0.0
+    rows = used[:, :4].all(axis=1) & (used.shape[1] >= 4)
     gaps = np.abs(np.diff(values[rows][:, :4], axis=1)).reshape(-1)
     gaps = gaps[gaps > 1e-3]
-    if len(gaps) < FEWEST:
+    if rows.sum() < FEWEST or len(gaps) < FEWEST:
         return 0.0, 0.0
-    off = np.abs(gaps * 64 - np.round(gaps * 64)) / 64
-    share = float((off < 4e-5).mean())
-    step = 1 / 64
-    for bits in (8, 16, 32):
-        if float((np.abs(gaps * bits - np.round(gaps * bits)) / bits < 4e-5).mean()) > 0.9 * share:
-            step = 1 / bits
-            break
-    return share, step
+    shares = {
+        bits: float((np.abs(gaps * bits - np.round(gaps * bits)) / bits < 4e-5).mean())
+        for bits in (8, 16, 32, 64)
+    }
+    return shares[64], 1 / next(bits for bits in shares if shares[bits] >= 0.9 * shares[64])
 
 
 def _noise(evidence: Evidence) -> Finding | None:
@@ -149,7 +136,7 @@ def _noise(evidence: Evidence) -> Finding | None:
         return None
     common |= {"residual_nats": bulk, "spread_of_rows": spread}
     if bulk > expected:
-        symmetric = float(np.mean(np.sign(_signed(evidence))))
+        symmetric = float(np.mean(np.sign((evidence.pi - evidence.mu)[evidence.usable])))
         return Finding(
             "precision", 0.9, len(evidence), bulk,
             {"pattern": "even noise", "mean_sign": symmetric, **common},
@@ -173,10 +160,9 @@ def _noise(evidence: Evidence) -> Finding | None:
 
 
 def spread_of_rows(evidence: Evidence) -> float:
-    """Interquartile range of the log of rows' residuals beside their position's; ∞ for drift.
+    """Interquartile range of rows' log residuals, their position's median taken off; ∞ for drift.
 
-    Up to `EVEN` it is one noise in all rows. Drift differs from row to row, or grows with the
-    steps.
+    Up to `EVEN` it is one noise in all rows. Drift differs from row to row, or grows with steps.
     """
     sizes, rows = residuals(evidence)
     if len(sizes) < FEWEST or float(np.median(sizes)) < 1e-6:
@@ -188,13 +174,12 @@ def spread_of_rows(evidence: Evidence) -> float:
     return float(np.subtract(*np.quantile(within, [0.75, 0.25])))
 
 
-def residuals(evidence: Evidence) -> tuple[Floats, NDArray[np.int64]]:
+def residuals(evidence: Evidence) -> tuple[Floats, Ints]:
     """Standard deviation of log π − log μ over a row's usable slots (nats), and the rows."""
     rows = evidence.rows
     gap = np.where(evidence.usable[rows], evidence.pi[rows] - evidence.mu[rows], np.nan)
     if not len(rows):
         return np.zeros(0), rows
-    # Half the interquartile range against a single slot far out.
     return np.nanstd(gap, axis=1), rows
 
 
@@ -206,12 +191,10 @@ def twin_noise(evidence: Evidence) -> tuple[float, int, str]:
         for rows in evidence.twins:
             first = rows[0]
             for other in rows[1:]:
-                a, b = evidence.ids[first], evidence.ids[other]
-                same = (a[:, None] == b[None, :]) & evidence.usable[first][:, None]
-                same &= evidence.usable[other][None, :]
-                at, to = np.nonzero(same)
-                if len(at) >= 3:
-                    found.append(float(np.std(logs[first][at] - logs[other][to])) / np.sqrt(2))
+                theirs = evidence.looked_up(np.array([other]), evidence.ids[[first]], logs)[0]
+                same = evidence.usable[first] & np.isfinite(theirs)
+                if same.sum() >= 3:
+                    found.append(float(np.std(logs[first][same] - theirs[same])) / np.sqrt(2))
         if found:
             middle = float(np.median(found))
             pairs = len(found)
@@ -230,28 +213,23 @@ def _by_position(logs: Floats, position: NDArray[np.int32]) -> Floats:
     return found
 
 
-def _over_steps(evidence: Evidence, logs: Floats, rows: NDArray[np.int64]) -> float:
+def _over_steps(evidence: Evidence, logs: Floats, rows: Ints) -> float:
     """Change of log residuals from the first third of the steps to the last; drift grows."""
     step = np.asarray(evidence.sample["step"])[rows]
     low, high = np.quantile(step, [1 / 3, 2 / 3])
-    first, last = logs[step <= low], logs[step >= high]
-    if low == high or len(first) < 10 or len(last) < 10:
-        return 0.0
-    return float(np.median(last) - np.median(first))
+    return _change(logs, step <= low, step >= high) if low != high else 0.0
 
 
 def _growth(logs: Floats, position: NDArray[np.int32]) -> float:
     """How many times larger the residuals are at the end of responses than at their start."""
-    places = np.unique(position)
-    if len(places) < 3:
-        return 1.0
     low, high = np.quantile(position, [0.25, 0.75])
-    first, last = logs[position <= low], logs[position >= max(high, low + 1)]
-    if len(first) < 10 or len(last) < 10:
-        return 1.0
-    return float(np.exp(np.median(last) - np.median(first)))
+    few = len(np.unique(position)) < 3
+    change = _change(logs, position <= low, position >= max(high, low + 1))
+    return 1.0 if few else float(np.exp(change))
 
 
-def _signed(evidence: Evidence) -> Floats:
-    """Differences log π − log μ of usable slots."""
-    return np.asarray((evidence.pi - evidence.mu)[evidence.usable])
+def _change(logs: Floats, first: Bools, last: Bools) -> float:
+    """Difference of two medians; 0 where either is of few rows."""
+    if first.sum() < 10 or last.sum() < 10:
+        return 0.0
+    return float(np.median(logs[last]) - np.median(logs[first]))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from deltad.analysis.doctor import examine
-from deltad.analysis.doctor.examination import explained_away
+from deltad.analysis.doctor.diagnosis import explained_away
 from deltad.analysis.doctor.findings import Finding
 
 from .made import Floats, made_sample
