@@ -1,31 +1,34 @@
-"""What is asked of a dump: region, pair of criteria, and whose update judges a kept token.
+"""What is asked of a dump: region, pair of criteria, and which update ΔD is measured under.
 
-A question is checked twice: by itself when it is made, and against a dump when it is
-resolved, which settles the protocol and the arms to read.
+A question is checked twice: by itself when it is made, and against a dump when it is resolved,
+which settles the protocol and the arms to read, and refuses what the dump cannot answer.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 from deltad.divergence import DIVERGENCES
-from deltad.masks import DEFAULT_THRESHOLD, NONE, Criterion, CriterionError
-from deltad.weights import WEIGHTS, Weight
-
-from .stored_rules import QuestionError as QuestionError
-from .stored_rules import check_stored, check_vectors
+from deltad.dumps.columns import COLUMNS
+from deltad.dumps.rules import Pair as StoredPair
+from deltad.masks import DEFAULT_THRESHOLD, NONE, RULES, CriterionError, Rule, rule
 
 if TYPE_CHECKING:
-    from deltad.dumps import Dump, Metadata
+    from deltad.dumps import Dump, Metadata, PartFile
 
 OWN: Final = "own"
 SHARED: Final = "shared:"
 ZERO_STEP: Final = "zero-step"
 BOTH: Final = ("pre", "post")
-"""The readings of the policy that ΔD is made of."""
+"""The log-probs of the policy that ΔD is made of: before and after the update."""
+
+
+class QuestionError(ValueError):
+    """A question that makes no sense, or that this dump cannot answer."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +41,14 @@ class Question:
         δ ≥ 0 of the region: nats for KL, a probability for TV.
     divergence : {"kl", "tv"}
         The region's divergence.
-    criterion : str
-        The criterion in question, or a neighbour's weight of `deltad.weights`, which masks
-        where it is not positive; by default `predictive-<divergence>-aggregated`.
-    baseline : str
+    criterion : str or Rule
+        The criterion in question, as `deltad.masks.rule` takes it; a soft weight masks where it
+        is not positive. By default `predictive-<divergence>-aggregated`.
+    baseline : str or Rule
         The one that it is compared with.
     protocol : str
-        `shared:<arm>` judges both by one arm's update; `own` each by the arm that applied its
-        mask. Empty until resolved: then `shared:none`, or the only arm there is.
+        `shared:<arm>` measures ΔD of both under one arm's update; `own` of each under the arm
+        that applied its mask. Empty until resolved: then `shared:none`, or the only arm there is.
 
     Raises
     ------
@@ -62,8 +65,8 @@ class Question:
 
     threshold: float = DEFAULT_THRESHOLD
     divergence: str = "kl"
-    criterion: str = ""
-    baseline: str = "ratio"
+    criterion: str | Rule = ""
+    baseline: str | Rule = "ratio"
     protocol: str = ""
 
     def __post_init__(self) -> None:
@@ -78,13 +81,23 @@ class Question:
             )
         if not self.criterion:
             object.__setattr__(self, "criterion", f"predictive-{self.divergence}-aggregated")
-        for name in (self.criterion, self.baseline):
-            _check_family(decider(name), self.divergence)
-        shared_arm = self.protocol.removeprefix(SHARED)
-        if self.protocol not in ("", OWN) and (shared_arm == self.protocol or not shared_arm):
+        for each in self.rules:
+            each.check_family(self.divergence)
+        arm = self.protocol.removeprefix(SHARED)
+        if self.protocol not in ("", OWN) and (arm == self.protocol or not arm):
             raise QuestionError(
                 f"`protocol` must be `own` or `shared:` and an arm, got {self.protocol!r}"
             )
+
+    @cached_property
+    def rules(self) -> tuple[Rule, Rule]:
+        """Criterion and baseline, looked up."""
+        return rule(self.criterion), rule(self.baseline)
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Names of criterion and baseline."""
+        return self.rules[0].name, self.rules[1].name
 
     def resolve(
         self, dump: Dump, *, needs: Collection[str] = BOTH, disagreement_only: bool = False
@@ -96,7 +109,7 @@ class Question:
         dump : Dump
             Only its footers are read.
         needs : collection of {"pre", "post"}
-            Readings of the policy that the answer cannot do without: both for ΔD, and "pre"
+            Log-probs of the policy that the answer cannot do without: both for ΔD, and "pre"
             alone for D, Ḋ and decisions.
         disagreement_only : bool
             Whether the answer is made of the tokens that exactly one criterion masks, and of the
@@ -110,28 +123,25 @@ class Question:
         Raises
         ------
         QuestionError
-            There is no such arm; no arm applied the question's mask (`own`); a seed is
-            missing in one of the arms; the stored rule left out tokens, or the vectors' rule
-            vectors, that are asked for; or a criterion needs a column, or the answer a reading,
-            that is missing.
+            There is no such arm; no arm applied the question's mask (`own`); a seed is missing in
+            one of the arms; tokens or top-K log-probs that are asked for were not stored; or a
+            criterion needs a column, or the answer log-probs, that are missing.
         """
-        question = self if self.protocol else replace(self, protocol=_default_protocol(dump))
-        judged, against = decider(question.criterion), decider(question.baseline)
-        if question.protocol == OWN:
-            arms = tuple(_arm_of(dump, each, question) for each in (judged, against))
+        asked = self if self.protocol else replace(self, protocol=_default_protocol(dump))
+        if asked.protocol == OWN:
+            arms = tuple(_arm_of(dump, each, asked) for each in asked.rules)
         else:
-            arm = question.protocol.removeprefix(SHARED)
+            arm = asked.protocol.removeprefix(SHARED)
             if arm not in dump.arms:
                 raise QuestionError(f"there is no arm {arm!r} in {dump.path}: {_listed(dump)}")
             arms = (arm, arm)
-        resolved = Resolved(question, judged, against, arms[0], arms[1])
+        resolved = Resolved(asked, arms[0], arms[1])
         _check_seeds(dump, resolved)
         for arm in resolved.arms:
             check_readings(dump, arm, needs)
-            check_stored(dump, arm, question, disagreement_only=disagreement_only)
-            check_vectors(dump, arm, question)
-            for each in (judged, against):
-                check_columns(dump, arm, each)
+            check_stored(dump, arm, asked, disagreement_only=disagreement_only)
+            for each in asked.rules:
+                check_rule(dump, arm, each)
         return resolved
 
 
@@ -143,15 +153,11 @@ class Resolved:
     ----------
     question : Question
         With the protocol filled in.
-    criterion, baseline : Criterion or Weight
-        Looked up.
     criterion_arm, baseline_arm : str
         Whose update judges the tokens that each keeps; the same arm when shared.
     """
 
     question: Question
-    criterion: Criterion | Weight
-    baseline: Criterion | Weight
     criterion_arm: str
     baseline_arm: str
 
@@ -161,23 +167,15 @@ class Resolved:
         return tuple(dict.fromkeys((self.criterion_arm, self.baseline_arm)))
 
 
-def decider(name: str) -> Criterion | Weight:
-    """Look up a criterion, or a neighbour's weight, by name.
-
-    Raises
-    ------
-    CriterionError
-        No such name; the message lists those that exist.
-    """
-    if name not in WEIGHTS:
-        raise CriterionError(f"there is no criterion {name!r}; choose one of {', '.join(WEIGHTS)}")
-    return WEIGHTS[name].criterion or WEIGHTS[name]
-
-
 def answerable_protocols(
-    dump: Dump, question: Question, *, disagreement_only: bool = False
-) -> tuple[list[str], dict[str, str]]:
-    """Find every protocol under which a dump can answer a question.
+    dump: Dump,
+    question: Question,
+    names: Sequence[str] = (),
+    *,
+    needs: Collection[str] = BOTH,
+    disagreement_only: bool = False,
+) -> tuple[dict[str, Resolved], dict[str, str]]:
+    """Resolve a question under every protocol that a dump can answer, or under those named.
 
     Parameters
     ----------
@@ -185,16 +183,18 @@ def answerable_protocols(
         Only its footers are read.
     question : Question
         Its own protocol is not looked at.
-    disagreement_only : bool
+    names : sequence of str
+        Protocols; by default `shared:none` and `own` first, then the other arms, never
+        `shared:zero-step`, whose ΔD is 0 by construction.
+    needs, disagreement_only
         As `Question.resolve`.
 
     Returns
     -------
-    protocols : list of str
-        `shared:none` and `own` first, then the other arms; never `shared:zero-step`, whose ΔD
-        is 0 by construction.
+    resolved : dict of str to Resolved
+        In that order.
     refused : dict of str to str
-        The protocols that were tried in vain and why.
+        The protocols that were tried in vain, and why.
 
     Raises
     ------
@@ -202,42 +202,119 @@ def answerable_protocols(
         No protocol is left.
     """
     others = [arm for arm in dump.arms if arm not in (NONE.name, ZERO_STEP)]
-    candidates = [SHARED + NONE.name] if NONE.name in dump.arms else []
-    candidates += [OWN, *(SHARED + arm for arm in others)]
-    found: list[str] = []
+    first = [SHARED + NONE.name] if NONE.name in dump.arms else []
+    candidates = names or [*first, OWN, *(SHARED + arm for arm in others)]
+    how: dict[str, Any] = {"needs": needs, "disagreement_only": disagreement_only}
+    found: dict[str, Resolved] = {}
     refused: dict[str, str] = {}
-    for protocol in candidates:
+    for protocol in dict.fromkeys(candidates):
         try:
-            replace(question, protocol=protocol).resolve(dump, disagreement_only=disagreement_only)
+            found[protocol] = replace(question, protocol=protocol).resolve(dump, **how)
         except (QuestionError, CriterionError) as error:
             refused[protocol] = str(error)
-        else:
-            found.append(protocol)
     if not found:
         # Refused too, and for the plainest reason.
-        replace(question, protocol="").resolve(dump, disagreement_only=disagreement_only)
+        replace(question, protocol=names[0] if names else "").resolve(dump, **how)
     return found, refused
 
 
-def check_columns(dump: Dump, arm: str, needed: Criterion | Weight) -> None:
-    """Refuse a criterion whose optional columns an arm was recorded without.
+def comparable(
+    dump: Dump,
+    question: Question,
+    criteria: Sequence[str | Rule] = (),
+    *,
+    needs: Collection[str] = BOTH,
+) -> tuple[dict[str, Resolved], dict[str, str]]:
+    """Find the criteria that a dump can answer for, each against the question's baseline.
+
+    Parameters
+    ----------
+    dump : Dump
+        Only its footers are read.
+    question : Question
+        Region, baseline and protocol.
+    criteria : sequence of str or Rule
+        Those asked for; by default every built-in one that the region's divergence allows.
+    needs : collection of {"pre", "post"}
+        As `Question.resolve`.
+
+    Returns
+    -------
+    resolved : dict of str to Resolved
+        By the criterion's name; the baseline first, then the others in the order asked for.
+    refused : dict of str to str
+        Criteria of the default that the dump cannot answer for, and why.
+
+    Raises
+    ------
+    QuestionError, CriterionError
+        The dump cannot answer for the baseline, or for a criterion asked for by name.
+    """
+    base = replace(question, criterion=question.baseline).resolve(dump, needs=needs)
+    resolved = {base.question.names[0]: base}
+    refused: dict[str, str] = {}
+    asked = criteria or [
+        name
+        for name, each in RULES.items()
+        if each is not NONE and each.family in (None, question.divergence)
+    ]
+    for each in asked:
+        name = rule(each).name
+        if name in resolved:
+            continue
+        try:
+            found = replace(base.question, criterion=each).resolve(dump, needs=needs)
+            for arm in {*found.arms, *arms_of(resolved)}:  # all of them decide in every arm
+                for other in (found, *resolved.values()):
+                    check_rule(dump, arm, other.question.rules[0])
+        except (QuestionError, CriterionError) as error:
+            if criteria:
+                raise
+            refused[name] = str(error)
+        else:
+            resolved[name] = found
+    return resolved, refused
+
+
+def arms_of(resolved: dict[str, Resolved]) -> tuple[str, ...]:
+    """The arms to read of several questions, the first one's baseline first, each once."""
+    every = list(resolved.values())
+    return tuple(dict.fromkeys([every[0].baseline_arm, *(arm for r in every for arm in r.arms)]))
+
+
+def check_rule(dump: Dump, arm: str, needed: Rule) -> None:
+    """Refuse a rule that needs columns, or whole responses, that an arm was recorded without.
 
     Raises
     ------
     QuestionError
         Names the column.
     """
+    check_columns(dump, arm, needed.columns, f"criterion {needed.name}")
+    if needed.scope == "sequence":
+        for part in dump.files(arm):
+            if part.metadata.stored_above is not None:
+                raise QuestionError(
+                    f"criterion {needed.name} judges whole responses, and {part.path} stores only "
+                    "some of their tokens: record all"
+                )
+
+
+def check_columns(dump: Dump, arm: str, columns: Collection[str], who: str) -> None:
+    """Refuse what needs optional columns that an arm was recorded without; names the column."""
     present = dump.optional_columns(arm)
-    for column in needed.columns:
-        if column not in present:
+    for column in columns:
+        if column not in COLUMNS:
+            raise QuestionError(f"{who} needs the column `{column}`, which no dump has")
+        if not COLUMNS[column].required and column not in present:
             raise QuestionError(
-                f"criterion {needed.name} needs the column `{column}`, which arm {arm} of "
-                f"{dump.path} does not have: record it, or ask for another criterion"
+                f"{who} needs the column `{column}`, which arm {arm} of {dump.path} does not "
+                "have: record it, or ask for something else"
             )
 
 
 def check_readings(dump: Dump, arm: str, needs: Collection[str]) -> None:
-    """Refuse what needs a reading of the policy that an arm was recorded without.
+    """Refuse what needs log-probs of the policy that an arm was recorded without.
 
     Parameters
     ----------
@@ -246,7 +323,7 @@ def check_readings(dump: Dump, arm: str, needs: Collection[str]) -> None:
     arm : str
         Of the dump.
     needs : collection of {"pre", "post"}
-        Readings.
+        Before and after the update.
 
     Raises
     ------
@@ -276,6 +353,69 @@ def unjudged(dump: Dump, arms: Collection[str]) -> str:
     return ""
 
 
+def check_stored(dump: Dump, arm: str, question: Question, *, disagreement_only: bool) -> None:
+    """Refuse a question about tokens or top-K log-probs that were not stored.
+
+    Parameters
+    ----------
+    dump, arm, question, disagreement_only
+        As of `Question.resolve`.
+
+    Raises
+    ------
+    QuestionError
+        Says what is stored, and what to ask or to record.
+    """
+    for part in dump.files(arm):
+        for what, divergence, least, remedy in _bounds(part):
+            if divergence != question.divergence:
+                raise QuestionError(
+                    f"{part.path} {what}, which does not bound the divergence "
+                    f"{question.divergence}: ask for {divergence}, or {remedy}"
+                )
+            if question.threshold < least:
+                raise QuestionError(
+                    f"{part.path} {what}, and the threshold {question.threshold:g} asks for "
+                    f"more: ask for {least:g} or more, or {remedy}"
+                )
+        pair = part.metadata.stored_pair
+        if pair is None:
+            continue
+        where = (
+            f"{part.path} stores only tokens with {pair.divergence} above {pair.threshold:g} that "
+            f"exactly one of {pair.criterion} and {pair.baseline} masks"
+        )
+        if not disagreement_only:
+            raise QuestionError(
+                f"{where}, and this needs every token outside: record those, with "
+                "`--store outside` or keep='outside'"
+            )
+        if not pair.answers(StoredPair(question.divergence, question.threshold, *question.names)):
+            raise QuestionError(
+                f"{where}, and the question is about {' and '.join(question.names)} at "
+                f"{question.divergence} {question.threshold:g}: ask that pair there, or record more"
+            )  # fmt: skip
+
+
+def recorded_share(dump: Dump) -> float:
+    """Share of the sequences that a dump recorded, the least of its files; 1 for all."""
+    return min(float((part.metadata.sampling or {}).get("sequences", 1.0)) for part in dump.parts)
+
+
+def _bounds(part: PartFile) -> Iterator[tuple[str, str, float, str]]:
+    """What a file keeps, above which divergence and threshold, and how to keep more."""
+    metadata = part.metadata
+    if metadata.stored_above is not None and metadata.stored_pair is None:
+        name, least = metadata.stored_above
+        yield f"stores only tokens with {name} above {least:g}", name, least, "record all tokens"
+    if (near := metadata.near) is not None:
+        what = (
+            f"keeps top-K log-probs only where {near.divergence} is at least {near.threshold:g}, "
+            f"and of {near.sample:g} of the other tokens"
+        )
+        yield what, near.divergence, near.threshold, "record with `--vectors all`"
+
+
 def _default_protocol(dump: Dump) -> str:
     """`shared:none`, or the only arm there is besides `zero-step`."""
     real = [arm for arm in dump.arms if arm != ZERO_STEP]
@@ -284,8 +424,8 @@ def _default_protocol(dump: Dump) -> str:
     if len(real) == 1:
         return SHARED + real[0]
     raise QuestionError(
-        f"{dump.path} has no arm `none`, so `--protocol` must say whose update judges: "
-        f"{_listed(dump)}"
+        f"{dump.path} has no arm `none`, so `--protocol` must say which update ΔD is measured "
+        f"under: {_listed(dump)}"
     )
 
 
@@ -294,13 +434,13 @@ def _listed(dump: Dump) -> str:
     return f"its arms are {', '.join(dump.arms)}"
 
 
-def _arm_of(dump: Dump, applied: Criterion | Weight, question: Question) -> str:
-    """The arm whose recorded update applied this criterion's mask, as the question has it."""
+def _arm_of(dump: Dump, applied: Rule, question: Question) -> str:
+    """The arm whose recorded update applied this rule's mask, as the question has it."""
+    real = [arm for arm in dump.arms if arm != ZERO_STEP]
     matching = [
         arm
-        for arm in dump.arms
-        if arm != ZERO_STEP
-        and all(_is_update(part.metadata, applied, question) for part in dump.files(arm))
+        for arm in real
+        if all(_is_update(part.metadata, applied, question) for part in dump.files(arm))
     ]
     if applied.name in matching:
         return applied.name
@@ -312,51 +452,31 @@ def _arm_of(dump: Dump, applied: Criterion | Weight, question: Question) -> str:
             f"`--protocol own` needs one arm that applied {wanted}, but "
             f"{', '.join(matching)} of {dump.path} all did: name one by `shared:`"
         )
-    recorded = "; ".join(
-        f"arm {arm} recorded {_described(dump.metadata(arm))}"
-        for arm in dump.arms
-        if arm != ZERO_STEP
-    )
+    recorded = "; ".join(f"arm {arm} recorded {_described(dump.metadata(arm))}" for arm in real)
     raise QuestionError(
         f"`--protocol own` needs an arm whose update was made with {wanted}; "
         f"in {dump.path} {recorded}"
     )
 
 
-def _is_update(metadata: Metadata, applied: Criterion | Weight, question: Question) -> bool:
-    """Whether a recorded update masked as the criterion does under the question's region."""
+def _is_update(metadata: Metadata, applied: Rule, question: Question) -> bool:
+    """Whether a recorded update masked as the rule does under the question's region."""
     update = metadata.update
-    return update.get("mask") == applied.name and all(
-        _same(update.get(name), getattr(question, name)) for name in _region(applied)
+    if update.get("mask") != applied.name:
+        return False
+    if applied.reads_divergence and update.get("divergence") != question.divergence:
+        return False
+    given = update.get("threshold")
+    return not applied.reads_threshold or (
+        isinstance(given, int | float)
+        and math.isclose(given, question.threshold, rel_tol=1e-12, abs_tol=0.0)
     )
-
-
-def _check_family(judge: Criterion | Weight, divergence: str) -> None:
-    """Refuse a divergence that a criterion does not predict; a weight predicts none."""
-    if isinstance(judge, Criterion):
-        judge.check_family(divergence)
-
-
-def _region(applied: Criterion | Weight) -> tuple[str, ...]:
-    """What of the region a criterion's decision depends on."""
-    if isinstance(applied, Weight) or applied.name in (NONE.name, "clip-higher"):
-        return ()
-    return ("threshold",) if applied.name.startswith("binary-") else ("threshold", "divergence")
-
-
-def _same(recorded: Any, asked: float | str) -> bool:
-    """Equality, with thresholds that went through decimal text allowed their last digits."""
-    if isinstance(recorded, int | float) and isinstance(asked, int | float):
-        return math.isclose(recorded, asked, rel_tol=1e-12, abs_tol=0.0)
-    return bool(recorded == asked)
 
 
 def _described(metadata: Metadata) -> str:
     """What an arm recorded of its update, for error messages."""
-    update = metadata.update
-    return f"mask {update.get('mask')}, threshold {update.get('threshold')}, " + str(
-        update.get("divergence")
-    )
+    found = [metadata.update.get(name) for name in ("mask", "threshold", "divergence")]
+    return f"mask {found[0]}, threshold {found[1]}, {found[2]}"
 
 
 def _check_seeds(dump: Dump, resolved: Resolved) -> None:

@@ -27,8 +27,14 @@ if TYPE_CHECKING:
 
     from .question import Question
 
-BLOCK_ROWS: Final = 4_096
-"""Rows looked at together: the lists of a policy and their exponentials stay in a core's cache."""
+
+def block_rows(top_k: int) -> int:
+    """Rows looked at together: few enough that a policy's exponentials stay in a core's cache."""
+    return min(4_096, max(1, 2**19 // max(1, top_k)))
+
+
+MOST_TURNS: Final = 256
+"""Ids up to which comparing all pairs of a row is faster than sorting it."""
 
 LISTS: Final = (
     ("topk_behavior_logprobs", "behavior_logprob"),
@@ -90,7 +96,7 @@ class Screen:
         # The bounds take it that there is a tail.
         has_tail = metadata.vocab_size > metadata.top_k + 1
         self._bound = UPPER_BOUNDS.get(region.divergence) if has_tail else None
-        size = BLOCK_ROWS * metadata.top_k
+        size = block_rows(metadata.top_k) * metadata.top_k
         self._slots = np.empty(2 * size, np.int32)
         self._bytes = bytearray(size)
         self._equal = np.frombuffer(self._bytes, np.bool_)
@@ -104,7 +110,7 @@ class Screen:
         batch : Batch
             Unchecked, with ids, and lists and scalars of the policies that were read.
         rows : slice
-            Which of its rows, `BLOCK_ROWS` at most.
+            Which of its rows, `block_rows` at most.
 
         Returns
         -------
@@ -158,7 +164,11 @@ class Screen:
         np.copyto(slots[: ids.size].reshape(top_k, count), ids.T)
         slots[ids.size :] = slots[: ids.size]
         equal = self._equal[: ids.size]
-        for turn in range(1, top_k // 2 + 1):
+        if top_k > MOST_TURNS:
+            ordered = np.sort(ids, axis=1)
+            if (ordered[:, 1:] == ordered[:, :-1]).any():
+                return None
+        for turn in range(1, top_k // 2 + 1) if top_k <= MOST_TURNS else ():
             np.equal(slots[turn * count :][: ids.size], slots[: ids.size], out=equal)
             if self._bytes.find(1, 0, ids.size) >= 0:  # faster than `any`
                 return None

@@ -1,73 +1,188 @@
-"""The ΔD table: a row a token with its divergences, its direction and every decision."""
+"""The ΔD table: one row per token with its divergences, its direction and every decision."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeAlias
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from deltad.direction import TAILS
-from deltad.dumps import batch_tokens, scalar_tokens
-from deltad.masks import CRITERIA, Criterion, CriterionError, Tokens
-from deltad.weights import Weight
+from deltad.divergence import TAILS
+from deltad.dumps import Batch, batch_tokens, scalar_tokens
+from deltad.masks import CRITERIA, CriterionError, Rule, RuleError, Tokens, rule
 
-from .counting import NOISE, checked_batches, columns_for
-from .engine import Progress
-from .export import without_nan
-from .question import Question, QuestionError
+from .backends import Progress, Span
+from .question import Question, QuestionError, check_rule
+from .reading import (
+    Ask,
+    Context,
+    checked_batches,
+    failed,
+    recorded_columns,
+    recorded_tokens,
+    seed_context,
+    topk_columns,
+    verify,
+    with_verified,
+)
+from .result import Table, as_html, plain_cell, shown, title, without_nan
+from .values import NOISE, WEIGHT, some_tokens
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from deltad.dumps import Batch, Dump, Metadata
+    from deltad.dumps import Dump, PartFile
 
-FORMATS: Final = ("parquet", "csv", "json")
-"""What `write_tokens` writes; `json` is one object a line."""
+FORMATS: Final = ("parquet", "csv", "tsv", "json")
+"""What `TokenTable.write` writes; `json` is one object per line."""
 
-_Column: TypeAlias = NDArray[Any] | None
-_Values: TypeAlias = dict[str, tuple[NDArray[Any], NDArray[np.bool_]]]
-"""A column's values by name, and where they are known."""
+FIRST_ROWS: Final = 10
+"""How many rows a notebook shows."""
 
-_COPIED: Final = ("advantage", "in_loss")
-_UNDETERMINED: Final = "undetermined"
-KEY_COLUMNS: Final = ("step", "group", "sequence", "position", "token_id")
+_BOTH: Final = ("d_pre", "d_post")
 
-TOKEN_COLUMNS: Final[dict[str, tuple[pa.DataType, str]]] = {
-    "arm": (pa.string(), "the update that D after is measured under"),
-    "seed": (pa.int32(), "independent repetition"),
-    "step": (pa.int32(), "optimizer step within the seed"),
-    "group": (pa.int32(), "prompt"),
-    "sequence": (pa.int32(), "response, unique within seed and step"),
-    "position": (pa.int32(), "token within the response, from 0"),
-    "token_id": (pa.int32(), "sampled token k"),
-    "token": (pa.string(), "decoded text, where the dump has it"),
-    "advantage": (pa.float32(), "Â"),
-    "in_loss": (pa.bool_(), "its gradient took part in the applied update"),
-    "d_pre": (pa.float64(), "top-K D before the update: nats for KL, a probability for TV"),
-    "d_post": (pa.float64(), "top-K D after it"),
-    "delta_d": (pa.float64(), "ΔD = d_post − d_pre"),
-    "delta_d_noise": (pa.float64(), "bound on the error of ΔD, where the dump has it"),
-    "undetermined": (pa.bool_(), "|ΔD| < delta_d_noise, where the dump has it"),
-    "ratio": (pa.float64(), "r = π_k/μ_k before the update"),
-    "d_dot": (
-        pa.float64(),
-        "the criterion's direction: Ḋ, or r − 1 for one by the ratio; NULL for a weight",
+Known = tuple[NDArray[Any], NDArray[np.bool_]]
+"""A column's values, and where they are known."""
+
+
+@dataclass(frozen=True)
+class TokenColumn:
+    """One column of the ΔD table.
+
+    Attributes
+    ----------
+    name, meaning : str
+        What stands in it, with its unit.
+    kind : pyarrow.DataType
+        Its type.
+    where : str
+        The column of a dump that it is copied from, or needs; empty for none.
+    """
+
+    name: str
+    kind: pa.DataType
+    meaning: str
+    where: str = ""
+
+
+_COPIED: Final = (
+    TokenColumn("step", pa.int32(), "optimizer step within the seed", "step"),
+    TokenColumn("group", pa.int32(), "prompt", "group"),
+    TokenColumn("sequence", pa.int32(), "response, unique within seed and step", "sequence"),
+    TokenColumn("position", pa.int32(), "token within the response, from 0", "position"),
+    TokenColumn("token_id", pa.int32(), "sampled token k", "token_id"),
+    TokenColumn("token", pa.string(), "decoded text, where the dump has it", "token"),
+    TokenColumn("advantage", pa.float32(), "Â", "advantage"),
+    TokenColumn("in_loss", pa.bool_(), "its gradient took part in the applied update", "in_loss"),
+    TokenColumn(
+        WEIGHT, pa.float32(), "tokens that it stands for, where the dump has it", WEIGHT
     ),
-    "d_dot_local": (pa.float64(), "local term of Ḋ; NULL for a direction that has no terms"),
-    "d_dot_global": (pa.float64(), "global term of Ḋ; NULL for a direction that has no terms"),
-    "outside": (pa.bool_(), "d_pre > δ; false where the top-K vectors were not stored"),
-    "disagreement": (pa.bool_(), "outside, and exactly one of criterion and baseline masks it"),
-}
-"""Columns and what they mean. One `keep_<criterion>` for every criterion that the dump can
-answer stands before `outside`: true where the gradient passes. D, ΔD, Ḋ and decisions are NULL
-where they need the top-K vectors and a row has none, `d_post` and ΔD also where the policy after
-the update was not read, and what is undetermined where no bound was recorded."""
+)  # fmt: skip
+
+TOKEN_COLUMNS: Final = (
+    TokenColumn("arm", pa.string(), "the update that D after is measured under"),
+    TokenColumn("seed", pa.int32(), "independent repetition"),
+    *_COPIED,
+    TokenColumn(
+        "d_pre", pa.float64(), "top-K D before the update: nats for KL, else a probability"
+    ),
+    TokenColumn("d_post", pa.float64(), "top-K D after it"),
+    TokenColumn("delta_d", pa.float64(), "ΔD = d_post − d_pre"),
+    TokenColumn(NOISE, pa.float64(), "bound on the error of ΔD, where the dump has it", NOISE),
+    TokenColumn("undetermined", pa.bool_(), "|ΔD| < delta_d_noise, where the dump has it", NOISE),
+    TokenColumn("ratio", pa.float64(), "r = π_k/μ_k before the update"),
+    TokenColumn("d_dot", pa.float64(), "the criterion's push: Ḋ, or r − 1; NULL for a weight"),
+    TokenColumn("d_dot_local", pa.float64(), "local term of Ḋ; NULL for a push without terms"),
+    TokenColumn("d_dot_global", pa.float64(), "global term of Ḋ; NULL for a push without terms"),
+    TokenColumn("outside", pa.bool_(), "d_pre > δ; NULL where D is unknown"),
+    TokenColumn("disagreement", pa.bool_(), "outside, and exactly one of the two masks it"),
+)
+"""Columns and what they mean. One `keep_<criterion>` for every criterion that the dump can answer
+stands before `outside`: true where the gradient passes. D, ΔD, Ḋ and decisions are NULL where
+they are unknown: in rows without top-K log-probs of which no D was recorded, `d_post` and ΔD also
+where the policy after the update was not read."""
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Rows of a file, inside and outside.
+
+    Attributes
+    ----------
+    batch : Batch
+        The rows.
+    part : PartFile
+        Their file.
+    d_pre, d_post : ndarray of float64, shape (token,)
+        D before the update and after it; NaN where it is not known.
+    sets : sequence of (Tokens, ndarray of bool)
+        What rules see, in disjoint sets of rows.
+    """
+
+    batch: Batch
+    part: PartFile
+    d_pre: NDArray[np.float64]
+    d_post: NDArray[np.float64]
+    sets: Sequence[tuple[Tokens, NDArray[np.bool_]]]
+
+    @classmethod
+    def of_topk(cls, batch: Batch, part: PartFile, divergence: str) -> Block:
+        """Judge rows by their top-K log-probs."""
+        bare, nothing = ~batch.vectors, np.full(len(batch), np.nan)
+        d_pre, d_post = (batch.columns.get(name, nothing).astype(np.float64) for name in _BOTH)
+        sets = [(scalar_tokens(batch), bare)] if bare.any() else []
+        if not bare.all():
+            tokens = batch_tokens(batch, part.metadata)
+            d_pre[~bare] = tokens.divergence(divergence)
+            if "post_logprob" in batch.columns:
+                after = batch_tokens(batch, part.metadata, post=True)
+                d_post[~bare] = after.divergence(divergence)
+            sets.append((tokens, ~bare))
+        return cls(batch, part, d_pre, d_post, sets)
+
+    @classmethod
+    def recorded(cls, batch: Batch, part: PartFile, divergence: str) -> Block:
+        """Judge rows by their recorded D and Ḋ."""
+        tokens, nothing = recorded_tokens(batch, divergence), np.full(len(batch), np.nan)
+        d_pre, d_post = (batch.columns.get(name, nothing) for name in _BOTH)
+        unknown = np.isnan(d_pre)
+        sets = [(tokens, ~unknown)]
+        if unknown.any():
+            alone = replace(some_tokens(tokens, unknown), known={})
+            sets = [(some_tokens(tokens, ~unknown), ~unknown), (alone, unknown)]
+        return cls(batch, part, d_pre, d_post, sets)
+
+    def value(
+        self, compute: Callable[[Tokens], Any], dtype: Any = np.float64, needs: Collection[str] = ()
+    ) -> Known:
+        """A number of every row, unknown where a set of rows lacks what it needs."""
+        column, valid = np.zeros(len(self.batch), dtype), np.zeros(len(self.batch), np.bool_)
+        for tokens, rows in self.sets:
+            given = {name: self.batch[name][rows].astype(np.float64) for name in needs}
+            try:
+                values = np.asarray(compute(replace(tokens, columns=given) if given else tokens))
+            except RuleError as error:
+                places = np.flatnonzero(rows)
+                raise failed(error, self.part, self.batch, places) from error
+            except CriterionError:  # rows without top-K log-probs
+                continue
+            column[rows] = values
+            valid[rows] = ~np.isnan(values) if values.dtype.kind == "f" else True
+        return column, valid
+
+    def keep(self, each: Rule, question: Question, context: Context) -> Known:
+        """One rule's decisions."""
+        if each.scope == "sequence":
+            return context.weights_of(each.name, self.batch) > 0, np.ones(len(self.batch), np.bool_)
+        how: Any = {"threshold": question.threshold, "divergence": question.divergence}
+        return self.value(lambda tokens: each.keeps(tokens, **how), np.bool_, each.needs)
 
 
 class TokenTable:
@@ -77,8 +192,10 @@ class TokenTable:
     ----------
     question : Question
         What was asked, its protocol settled.
+    rules : tuple of Rule
+        Whose decisions it holds.
     schema : pyarrow.Schema
-        Columns of `TOKEN_COLUMNS` that this dump has, with its criteria's decisions.
+        Columns of `TOKEN_COLUMNS` that this dump has, with the rules' decisions.
     """
 
     def __init__(
@@ -86,9 +203,12 @@ class TokenTable:
         dump: Dump,
         question: Question | None = None,
         *,
+        criteria: Sequence[str | Rule] = (),
         seeds: Collection[int] = (),
+        steps: Collection[int] = (),
         outside: bool = False,
         disagreement: bool = False,
+        recompute: bool = False,
     ) -> None:
         """Ask for the tokens of a dump.
 
@@ -99,10 +219,15 @@ class TokenTable:
         question : Question, optional
             Region, pair and protocol. Under `own` the rows of the criterion's arm come first,
             then those of the baseline's.
-        seeds : collection of int
+        criteria : sequence of str or Rule
+            Whose decisions are wanted besides the pair's; by default every criterion's that the
+            dump can answer.
+        seeds, steps : collection of int
             Only these; all where empty.
         outside, disagreement : bool
             Only such tokens.
+        recompute : bool
+            From the top-K log-probs even where D and Ḋ are recorded.
 
         Raises
         ------
@@ -114,38 +239,36 @@ class TokenTable:
             dump, needs=("pre",), disagreement_only=True
         )
         self.question = self._resolved.question
-        known = dump.seeds(self._resolved.criterion_arm)
-        missing = sorted(set(seeds) - set(known))
-        if missing:
+        arms = self._resolved.arms
+        known = dump.seeds(arms[0])
+        if missing := sorted(set(seeds) - set(known)):
             raise QuestionError(
                 f"there is no seed {', '.join(map(str, missing))} in {dump.path}: "
                 f"its seeds are {', '.join(map(str, known))}"
             )
         self._seeds = [seed for seed in known if not seeds or seed in seeds]
-        self._only = [
-            name
-            for name, wanted in (("outside", outside), ("disagreement", disagreement))
-            if wanted
-        ]
-        present = set.intersection(
-            *(set(dump.optional_columns(arm)) for arm in self._resolved.arms)
-        )
-        self._criteria = [
+        self._steps = np.array(sorted(steps), np.int64)
+        wanted = (("outside", outside), ("disagreement", disagreement))
+        self._only = [name for name, chosen in wanted if chosen]
+        self._recompute = recompute
+        self._post = all("post" in dump.readings(arm) for arm in arms)
+        present = frozenset.intersection(*(dump.optional_columns(arm) for arm in arms))
+        asked = [rule(each) for each in criteria] or [
             each
             for each in CRITERIA.values()
             if each.family in (None, self.question.divergence) and present.issuperset(each.columns)
         ]
-        self._copied = [*KEY_COLUMNS, *(["token"] if "token" in present else []), *_COPIED]
-        self._noise = NOISE in present
-        decided = columns_for(
-            self._resolved.criterion,
-            self._resolved.baseline,
-            *self._criteria,
-            post=all("post" in dump.readings(arm) for arm in self._resolved.arms),
-        )
-        noise = [NOISE] if self._noise else []
-        self._columns = list(dict.fromkeys([*self._copied, *decided, *noise]))
-        self.schema = self._make_schema()
+        for each in asked:
+            each.check_family(self.question.divergence)
+            for arm in arms:
+                check_rule(dump, arm, each)
+        every = {each.name: each for each in (*asked, *self.question.rules)}
+        self.rules = tuple(every.values())
+        optional = {"token", NOISE, WEIGHT} - present
+        self._columns = [each for each in TOKEN_COLUMNS if each.where not in optional]
+        fields = [pa.field(each.name, each.kind) for each in self._columns]
+        keeps = [pa.field(_keep_name(each), pa.bool_()) for each in self.rules]
+        self.schema = pa.schema([*fields[:-2], *keeps, *fields[-2:]])
 
     @property
     def rows(self) -> int:
@@ -170,23 +293,23 @@ class TokenTable:
         ------
         DumpError
             A row holds an impossible value.
+        QuestionError
+            A rule of the user's failed.
         """
+        sequences = any(each.scope == "sequence" for each in self.rules)
+        ask = Ask(self.question, self.rules)
         for arm, seed in itertools.product(self._resolved.arms, self._seeds):
-            stream = checked_batches(self._dump, arm, seed, self._columns, progress=progress)
-            for batch, metadata in stream:
-                values = self._judge(batch, metadata)
-                wanted = np.ones(len(batch), dtype=np.bool_)
-                for name in self._only:
-                    wanted &= values[name][0]
-                if wanted.any():
-                    yield self._to_arrow(arm, seed, values, wanted)
-
-    def _repr_html_(self) -> str:
-        """What Jupyter shows: the first rows, which are read for it."""
-        from .forms.tokens import token_text
-        from .html import as_html
-
-        return as_html(token_text(self))
+            context = seed_context(self._dump, arm, seed, ask) if sequences else Context()
+            for part in self._dump.files(arm, seed):
+                for block in self._read(part, progress):
+                    values = self._judge(block, context)
+                    wanted = np.ones(len(block.batch), np.bool_)
+                    for name in self._only:
+                        wanted &= values[name][0] & values[name][1]
+                    if len(self._steps):
+                        wanted &= np.isin(block.batch["step"], self._steps)
+                    if wanted.any():
+                        yield self._to_arrow(arm, seed, values, wanted)
 
     def to_frame(self, *, progress: Progress | None = None) -> pd.DataFrame:
         """All rows as a DataFrame.
@@ -199,7 +322,7 @@ class TokenTable:
         Returns
         -------
         DataFrame
-            Decisions that are not known everywhere are objects: True, False or None.
+            What is not known everywhere is an object: a value or None.
         """
         table = pa.Table.from_batches(self.batches(progress=progress), schema=self.schema)
         frame: pd.DataFrame = table.to_pandas()
@@ -212,8 +335,8 @@ class TokenTable:
         ----------
         sink : binary file
             Open for writing.
-        form : {"parquet", "csv", "json"}
-            `json` is one object a line.
+        form : {"parquet", "csv", "tsv", "json"}
+            `json` is one object per line.
         progress : callable, optional
             Told the number of rows of every block read.
 
@@ -238,64 +361,89 @@ class TokenTable:
                 written += batch.num_rows
         return written
 
-    def _make_schema(self) -> pa.Schema:
-        """The documented columns, less those that the dump lacks, with one a criterion."""
-        fields = []
-        for name, (kind, _) in TOKEN_COLUMNS.items():
-            if name == "outside":
-                fields += [pa.field(_keep_name(each), pa.bool_()) for each in self._criteria]
-            absent = [] if "token" in self._copied else ["token"]
-            absent += [] if self._noise else [NOISE, _UNDETERMINED]
-            if name not in absent:
-                fields.append(pa.field(name, kind))
-        return pa.schema(fields)
+    def __repr__(self) -> str:
+        return f"<TokenTable of {self._dump.path}: {title(self.question)}, {self.rows} rows>"
 
-    def _judge(self, batch: Batch, metadata: Metadata) -> _Values:
-        """Every derived column of a block, with where it is known."""
-        known = batch.vectors
-        every = np.ones(len(known), dtype=np.bool_)
-        sets = [(scalar_tokens(batch), ~known)] if not known.all() else []
-        d_pre = np.full(len(known), np.nan)
-        d_post = np.full(len(known), np.nan)
-        if known.any():
-            tokens = batch_tokens(batch, metadata)
-            d_pre[known] = tokens.divergence(self.question.divergence)
-            if "post_logprob" in batch.columns:
-                after = batch_tokens(batch, metadata, post=True)
-                d_post[known] = after.divergence(self.question.divergence)
-            sets.append((tokens, known))
-        values: _Values = {name: (batch.columns[name], every) for name in self._copied}
-        values["d_pre"] = (d_pre, known)
-        for name, column in (("d_post", d_post), ("delta_d", d_post - d_pre)):
-            values[name] = (column, known & ("post_logprob" in batch.columns))
-        if self._noise:
-            noise = batch[NOISE]
-            bounded = values["delta_d"][1] & ~np.isnan(noise)
+    def _repr_html_(self) -> str:
+        """What Jupyter shows: the first rows, which are read for it."""
+        names = self.schema.names
+        stream = (row for batch in self.batches() for row in batch.to_pylist())
+        first = list(itertools.islice(stream, FIRST_ROWS))
+        rows = [[shown(row[name]) for name in names] for row in first]
+        words = f"the first {len(first)} rows" if first else "no such row"
+        said = f"{words}; {self.rows:,} rows are read in all, {len(names)} columns"
+        head = f"{title(self.question)} · {self.question.protocol}"
+        return as_html([head, Table(names, rows), said])
+
+    def _read(self, part: PartFile, progress: Progress | None) -> Iterator[Block]:
+        """The rows of a file, judged by recorded D and Ḋ where they do, else by top-K log-probs."""
+        names = None
+        if not self._recompute:
+            names = recorded_columns(part, self.question, self.rules, post=self._post)
+        recorded = names is not None
+        if names is not None:
+            (span,) = with_verified([Span(part, 0, len(part.groups))])
+            verify(span, self.question.divergence, names)
+            names = [*names, *(["d_dot_local"] if "d_dot_local" in part.columns else [])]
+        else:
+            names = topk_columns(self.rules, post=self._post)
+            if part.metadata.derived_divergence == self.question.divergence:
+                names += [name for name in _BOTH if name in part.columns]
+        copied = [each.where for each in self._columns if each.where]
+        needed = list(dict.fromkeys([*names, *copied]))
+        for batch in checked_batches(part, needed, progress=progress):
+            make = Block.recorded if recorded else Block.of_topk
+            yield make(batch, part, self.question.divergence)
+
+    def _judge(self, block: Block, context: Context) -> dict[str, Known]:
+        """Every column of a block, with where it is known."""
+        batch, d_pre, d_post = block.batch, block.d_pre, block.d_post
+        known, every = ~np.isnan(d_pre), np.ones(len(batch), np.bool_)
+        values: dict[str, Known] = {
+            each.name: (batch[each.where], every) for each in _COPIED if each in self._columns
+        }
+        if WEIGHT in values:
+            values[WEIGHT] = (batch[WEIGHT], ~np.isnan(batch[WEIGHT]))
+        delta_d = d_post - d_pre
+        for name, column in (("d_pre", d_pre), ("d_post", d_post), ("delta_d", delta_d)):
+            values[name] = (column, ~np.isnan(column))
+        if NOISE in batch.columns:
+            noise = batch[NOISE].astype(np.float64)
             values[NOISE] = (noise, ~np.isnan(noise))
             with np.errstate(invalid="ignore"):
-                values[_UNDETERMINED] = (np.abs(values["delta_d"][0]) < noise, bounded)
-        values["ratio"] = _gather(lambda tokens: tokens.ratio, sets, np.float64)
-        directions = [(_directions(self._resolved.criterion, tokens), at) for tokens, at in sets]
-        for place, name in enumerate(("d_dot", "d_dot_local", "d_dot_global")):
-            values[name] = _fill([(found[place], at) for found, at in directions], np.float64)
-        for each in (*self._criteria, self._resolved.criterion, self._resolved.baseline):
-            values[_keep_name(each)] = _gather(self._decide(each), sets, np.bool_)
-        is_outside = known & (np.where(known, d_pre, 0) > self.question.threshold)
-        ours, theirs = (
-            values[_keep_name(each)][0]
-            for each in (self._resolved.criterion, self._resolved.baseline)
-        )
-        values["outside"] = (is_outside, every)
-        values["disagreement"] = (is_outside & (ours != theirs), every)
+                unclear = np.abs(delta_d) < noise
+            values["undetermined"] = (unclear, ~np.isnan(noise) & ~np.isnan(delta_d))
+        values["ratio"] = block.value(lambda tokens: tokens.ratio)
+        values |= self._terms(block)
+        for each in self.rules:
+            values[_keep_name(each)] = block.keep(each, self.question, context)
+        # A rule that left top-K log-probs out near 0 says that such a token is inside.
+        settled = every if block.part.metadata.near is not None else known
+        with np.errstate(invalid="ignore"):
+            outside = d_pre > self.question.threshold
+        ours, theirs = (values[_keep_name(each)] for each in self.question.rules)
+        values["outside"] = (outside, settled)
+        values["disagreement"] = (
+            outside & (ours[0] != theirs[0]), settled & (~outside | (ours[1] & theirs[1]))
+        )  # fmt: skip
         return values
 
-    def _decide(self, each: Criterion | Weight) -> Callable[[Tokens], NDArray[np.bool_]]:
-        """One criterion's decisions about some tokens."""
-        threshold, divergence = self.question.threshold, self.question.divergence
-        return lambda tokens: each.keep(tokens, threshold=threshold, divergence=divergence)
+    def _terms(self, block: Block) -> dict[str, Known]:
+        """The criterion's push with local and global term."""
+        judge, divergence = self.question.rules[0], self.question.divergence
+        nothing = np.zeros(len(block.batch)), np.zeros(len(block.batch), np.bool_)
+        found = dict.fromkeys(("d_dot", "d_dot_local", "d_dot_global"), nothing)
+        if not judge.is_mask:  # has a formula and no push
+            return found
+        found["d_dot"] = block.value(lambda t: judge.pushes(t, divergence), needs=judge.needs)
+        for tail in TAILS:
+            if judge.push == f"{judge.family}-{tail}":
+                for at, term in enumerate(("local", "global"), 1):
+                    found[f"d_dot_{term}"] = block.value(partial(_term, divergence, tail, at))
+        return found
 
     def _to_arrow(
-        self, arm: str, seed: int, values: _Values, wanted: NDArray[np.bool_]
+        self, arm: str, seed: int, values: dict[str, Known], wanted: NDArray[np.bool_]
     ) -> pa.RecordBatch:
         """The wanted rows as Arrow columns."""
         count = int(np.count_nonzero(wanted))
@@ -304,7 +452,7 @@ class TokenTable:
             if field.name == "arm":
                 array = pa.array([arm] * count, field.type)
             elif field.name == "seed":
-                array = pa.array(np.full(count, seed, dtype=np.int32))
+                array = pa.array(np.full(count, seed, np.int32))
             else:
                 column, valid = values[field.name]
                 array = pa.array(column[wanted], field.type, mask=~valid[wanted])
@@ -312,52 +460,14 @@ class TokenTable:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
-def _keep_name(each: Criterion | Weight) -> str:
-    """Name of a criterion's column."""
+def _term(divergence: str, tail: str, at: int, tokens: Tokens) -> Any:
+    """The local or global term of Ḋ."""
+    return tokens.direction(divergence, tail)[at]
+
+
+def _keep_name(each: Rule) -> str:
+    """Name of a rule's column."""
     return "keep_" + each.name.replace("-", "_")
-
-
-def _directions(each: Criterion | Weight, tokens: Tokens) -> tuple[_Column, _Column, _Column]:
-    """A criterion's direction with local and global term, None for what is not known."""
-    if isinstance(each, Weight):  # has a formula and no direction
-        return None, None, None
-    tail = each.name.rpartition("-")[2]
-    try:
-        if each.family is not None and tail in TAILS:
-            direction = tokens.direction(each.family, tail)
-            return direction.total, direction.local, direction.global_
-        return each.push(tokens), None, None
-    except CriterionError:  # rows without vectors
-        return None, None, None
-
-
-def _gather(
-    compute: Callable[[Tokens], NDArray[Any]],
-    sets: list[tuple[Tokens, NDArray[np.bool_]]],
-    dtype: type[np.generic],
-) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """A column from its values in some sets of rows, unknown where a set lacks what it needs."""
-    found: list[tuple[_Column, NDArray[np.bool_]]] = []
-    for tokens, at in sets:
-        try:
-            found.append((compute(tokens), at))
-        except CriterionError:  # rows without vectors
-            found.append((None, at))
-    return _fill(found, dtype)
-
-
-def _fill(
-    found: list[tuple[_Column, NDArray[np.bool_]]], dtype: type[np.generic]
-) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Put the values of disjoint sets of rows into one column."""
-    count = len(found[0][1]) if found else 0
-    column = np.zeros(count, dtype=dtype)
-    valid = np.zeros(count, dtype=np.bool_)
-    for values, at in found:
-        if values is not None:
-            column[at] = values
-            valid |= at
-    return column, valid
 
 
 @contextmanager
@@ -370,13 +480,28 @@ def _writer(
             (json.dumps(without_nan(row), ensure_ascii=False, allow_nan=False) + "\n").encode()
             for row in batch.to_pylist()
         )
-    elif form == "csv":
+    elif form in ("csv", "tsv"):
         import pyarrow.csv
 
-        with pyarrow.csv.CSVWriter(sink, schema) as writer:
-            yield writer.write_batch
+        options = pyarrow.csv.WriteOptions(delimiter="," if form == "csv" else "\t")
+        with pyarrow.csv.CSVWriter(sink, schema, write_options=options) as writer:
+            yield lambda batch: writer.write_batch(_harmless(batch))
     else:
         import pyarrow.parquet
 
         with pyarrow.parquet.ParquetWriter(sink, schema, compression="zstd") as writer:
             yield writer.write_batch
+
+
+def _harmless(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch for a spreadsheet: no text in it becomes a formula."""
+    arrays = [
+        pa.array([None if each is None else plain_cell(each) for each in array.to_pylist()])
+        if pa.types.is_string(array.type)
+        else array
+        for array in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(
+        [array.cast(field.type) for array, field in zip(arrays, batch.schema, strict=True)],
+        schema=batch.schema,
+    )

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .page import Report, report
-from .payload import MAX_TOKENS, Payload, build_payload
+from .viewer import MAX_TOKENS, Viewer, token_viewer
 
-__all__ = ["MAX_TOKENS", "Payload", "Report", "build_payload", "report"]
+__all__ = ["MAX_TOKENS", "Report", "Viewer", "report", "token_viewer"]

@@ -9,17 +9,16 @@ const STEPS = 7;
 function quantities(tokens, judge) {
   const { columns, header } = tokens;
   const unit = header.unit ? ` (${header.unit})` : "";
-  const tail = header.shown_direction.replace("d_dot_", "");
   const all = {
-    d_pre: { label: `D before${unit}`, value: (i) => columns.d_pre[i] },
+    d_pre: { label: `D before${unit}`, value: (i) => tokens.d[i] },
     delta_d: { label: `ΔD${unit}`, signed: true, value: (i) => judge.delta(i) },
     ratio: {
       label: "r, log scale",
       signed: true,
-      value: (i) => Math.log1p(columns.r_minus_1[i]),
+      value: (i) => Math.log1p(columns["value-ratio"][i]),
       written: (value) => brief(Math.exp(value)),
     },
-    d_dot: { label: `Ḋ, ${tail}`, signed: true, value: (i) => tokens.direction(i) },
+    d_dot: { label: header.shown.label, signed: true, value: (i) => tokens.shownDirection[i] },
     advantage: { label: "advantage Â", signed: true, value: (i) => columns.advantage[i] },
   };
   if (columns.pre_entropy)

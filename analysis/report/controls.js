@@ -7,12 +7,12 @@ class Controls {
     Object.assign(this, { place, tokens, judge, list, inspector });
     this.quantities = quantities(tokens, judge);
     const { header } = tokens;
-    const largest = tokens.columns.d_pre.reduce((top, d) => (d > top ? d : top), 0);
+    const largest = tokens.d.reduce((top, d) => (d > top ? d : top), 0);
     this.least = header.floor > 0 ? header.floor : 0.001;
     this.most = Math.max(1.5 * header.threshold, largest, 2 * this.least, 0.3);
     this.threshold = header.threshold;
     this.pending = 0;
-    if (!judge.hasBounds) leaveOutBounds(place);
+    buildCounts(place, judge.hasBounds);
     this.fillIn();
     this.listen();
   }
@@ -23,13 +23,13 @@ class Controls {
 
   fillIn() {
     const { header } = this.tokens;
-    const names = header.criteria.map(({ name }) => [name, name]);
+    const names = header.rules.map(({ name }) => [name, name]);
     this.options("criterion", names, header.criterion);
     this.options("baseline", names, header.baseline);
     this.options("arm", header.arms.map((name, at) => [String(at), name]), "0");
     const colours = Object.entries(this.quantities).map(([name, { label }]) => [name, label]);
     this.options("colour", colours, "d_pre");
-    const masked = header.criteria.map(({ name }) => [MASKED + name, `masked by ${name}`]);
+    const masked = header.rules.map(({ name }) => [MASKED + name, `masked by ${name}`]);
     this.options("decision", [...DECISIONS, ...masked], "");
     this.options("sort", SORTS, "recorded");
     const seeds = header.seeds.map(({ seed }) => [String(seed), String(seed)]);
@@ -94,7 +94,7 @@ class Controls {
   }
 
   isSortedByFlags() {
-    return ["disagreement", "unsafe", "outside"].includes(this.get("sort").value);
+    return this.get("sort").value in FLAGGED;
   }
 
   showThreshold() {
@@ -126,7 +126,9 @@ class Controls {
     };
     const totals = this.judge.judge(asked);
     drawCounts(this.place, totals, asked);
-    drawSeeds(document.querySelector("[data-seeds]"), totals, this.judge.hasBounds);
+    const chosen = new Set([asked.criterion, asked.baseline]);
+    const notes = [...chosen].map((name) => this.judge.rules.get(name).note);
+    this.place.querySelector("[data-fixed]").textContent = notes.join(" ").trim();
     this.place.dataset.countMs = (performance.now() - begun).toFixed(1);
     if (refilter) {
       this.recolour(false);
@@ -173,4 +175,87 @@ class Controls {
     select.selectedIndex = (select.selectedIndex + 1) % select.options.length;
     this.recolour();
   }
+}
+
+const SIDES = { criterion: "▲", baseline: "△" };
+
+/* Columns about what a side keeps; `short` heads those that are there by seed, too. */
+const KEPT = [
+  { name: "kept", head: "kept", short: "kept", of: (sum) => sum.tokens },
+  { name: "undetermined", head: "undetermined, in no rate", short: "undet.", of: (sum) => sum.undetermined },
+  { name: "unsafe", head: "unsafe, ΔD > 0", short: "unsafe", of: (sum) => sum.increase },
+  { name: "contracting", head: "contracting, ΔD < 0", short: "contr.", of: (sum) => sum.decrease },
+  { name: "fraction", head: "contracting fraction, pooled", of: (sum) => rate(sum, "down"), say: share },
+  { name: "rate", head: "unsafe-keep rate, mean over seeds", short: "rate", of: (sum) => sum.rate, say: share },
+  { name: "seeds", head: "seeds with a rate", of: (sum) => sum.seeds },
+];
+
+/* Where no arm has bounds on the error of ΔD, nothing is said of what is undetermined. */
+function buildCounts(place, hasBounds) {
+  if (!hasBounds) {
+    for (const spot of place.querySelectorAll("[data-bounds]")) spot.remove();
+    KEPT.splice(1, 1);
+  }
+  const head = (text, more) => el("th", { scope: "col", ...more }, text);
+  const name = (side) => [`${SIDES[side]} `, el("span", { "data-count": `${side}-name` })];
+  const sides = Object.keys(SIDES);
+  place.querySelector("[data-sides]").append(
+    el("thead", {}, el("tr", {}, head("of the kept disagreement tokens"), ...KEPT.map((each) => head(each.head)))),
+    el("tbody", {}, ...sides.map((side) =>
+      el("tr", {}, el("th", { scope: "row" }, ...name(side)),
+        ...KEPT.map((each) => el("td", { "data-count": `${side}-${each.name}` }))))),
+  );
+  const short = KEPT.filter((each) => each.short);
+  place.querySelector("[data-by-seed]").append(
+    el("thead", {},
+      el("tr", {}, ...["seed", "tokens", "outside", "in disagreement"].map((text) => head(text, { rowspan: 2 })),
+        ...sides.map((side) => el("th", { scope: "colgroup", colspan: short.length }, ...name(side)))),
+      el("tr", {}, ...sides.flatMap(() => short.map((each) => head(each.short))))),
+    el("tbody", { "data-seeds": true }),
+  );
+}
+
+/* What is written is rounded; `data-value` holds every digit. */
+function drawCounts(place, totals, asked) {
+  const put = (name, value, text = whole(value)) => {
+    for (const spot of place.querySelectorAll(`[data-count="${name}"]`)) {
+      spot.textContent = text;
+      spot.dataset.value = value;
+    }
+  };
+  const of = (column, sum) => (column.name === "undetermined" && !totals.bounded ? NaN : column.of(sum));
+  put("tokens", totals.tokens);
+  for (const set of ["outside", "disagreement"]) {
+    const base = rate(totals[set]);
+    const guess = Math.max(base, 1 - base);
+    put(set, totals[set].tokens);
+    put(`${set}-undetermined`, totals.bounded ? totals[set].undetermined : NaN);
+    put(`${set}-base`, base, share(base));
+    put(`${set}-guess`, guess, share(guess));
+  }
+  for (const side in SIDES) {
+    put(`${side}-name`, "", asked[side]);
+    for (const each of KEPT) {
+      const value = of(each, totals[side]);
+      put(`${side}-${each.name}`, value, (each.say ?? whole)(value));
+    }
+  }
+  const { lower, tied, higher, seeds, difference } = totals.paired;
+  put("paired", `${lower} ${tied} ${higher}`, `${lower} / ${tied} / ${higher} of ${plural(seeds, "seed")}`);
+  put("difference", difference, signedShare(difference));
+  place.querySelector("[data-weighted]").hidden = !totals.weighted;
+  place.querySelector("[data-seeds]").replaceChildren(
+    ...totals.seeds.map((seed) => {
+      const cells = [seed.tokens, seed.outside.tokens, seed.disagreement.tokens].map(whole);
+      for (const side in SIDES)
+        for (const each of KEPT)
+          if (each.short) cells.push((each.say ?? whole)(of(each, seed[side])));
+      return el(
+        "tr",
+        { "data-seed": seed.seed },
+        el("th", { scope: "row" }, String(seed.seed)),
+        ...cells.map((text) => el("td", {}, text)),
+      );
+    }),
+  );
 }

@@ -1,39 +1,44 @@
 /* Decisions and counts at any threshold, from the float64 numbers that the analysis uses.
  *
- * Outside: D > δ. Masked: outside by the criterion's own proximity, and Â · direction > 0; what
- * no threshold moves (clip-higher, neighbours' weights) was decided before.
+ * Outside: D > δ. A rule masks where its region exceeds δ, or a threshold of its own, and
+ * Â · push > 0; a rule that no two columns can say was decided when the page was made.
  * In disagreement: outside, and exactly one of criterion and baseline masks. All strictly.
- * Undetermined: |ΔD| below the bound on its error, decided before too; neither an increase nor
- * a decrease, and in no rate. In rates a token counts as many times as it stands for.
+ * Undetermined: |ΔD| below the bound on its error; neither an increase nor a decrease, and in no
+ * rate. In rates a token counts as many times as it stands for.
  */
 
 const OUTSIDE = 1;
 const DISAGREEMENT = 2;
-const CRITERION_MASKS = 4;
-const BASELINE_MASKS = 8;
-const CRITERION_UNSAFE = 16;
-const BASELINE_UNSAFE = 32;
+const CRITERION_UNSAFE = 4;
+const BASELINE_UNSAFE = 8;
+
+/* What tokens are marked by: the class of the mark, and how it is said. */
+const MARKS = [
+  { flag: OUTSIDE, name: "outside", said: () => "outside" },
+  { flag: DISAGREEMENT, name: "disagreement", said: () => "in disagreement" },
+  { flag: CRITERION_UNSAFE, name: "unsafe", said: (asked) => `▲ unsafe keep of ${asked.criterion}` },
+  { flag: BASELINE_UNSAFE, name: "unsafe-baseline", said: (asked) => `△ unsafe keep of ${asked.baseline}` },
+];
+const SETS = ["outside", "disagreement", "criterion", "baseline"];
 
 class Judge {
   constructor(tokens) {
     this.tokens = tokens;
     this.flags = new Uint8Array(tokens.count);
-    this.rules = new Map(tokens.header.criteria.map((rule) => [rule.name, this.rule(rule)]));
+    this.rules = new Map(tokens.header.rules.map((rule) => [rule.name, this.rule(rule)]));
   }
 
   rule(entry) {
     const { columns } = this.tokens;
-    if (entry.masked) {
-      const masked = columns[entry.masked];
-      return { ...entry, known: (i) => masked[i] !== 2, masks: (i) => masked[i] === 1 };
+    if (entry.keep) {
+      const keep = columns[entry.keep];
+      return { ...entry, known: (i) => keep[i] !== 2, masks: (i) => keep[i] === 0 };
     }
-    const advantage = columns.advantage;
-    const proximity = columns[entry.proximity];
-    const direction = columns[entry.direction];
+    const [region, push, own] = [columns[entry.region], columns[entry.push], entry.threshold];
     return {
       ...entry,
-      known: (i) => !Number.isNaN(proximity[i]),
-      masks: (i, threshold) => proximity[i] > threshold && advantage[i] * direction[i] > 0,
+      known: (i) => !Number.isNaN(region[i]),
+      masks: (i, threshold) => region[i] > (own ?? threshold) && columns.advantage[i] * push[i] > 0,
     };
   }
 
@@ -41,70 +46,76 @@ class Judge {
     return this.asked.threshold;
   }
 
+  /* What an arm's update did: "delta_d", "in_loss" or "undetermined" of the arm that was chosen. */
+  of(name) {
+    return this.tokens.columns[`${name}_${this.asked.arm}`];
+  }
+
   delta(i) {
-    return this.tokens.columns[`delta_d_${this.asked.arm}`][i];
+    return this.of("delta_d")[i];
   }
 
   inLoss(i) {
-    return this.tokens.columns[`in_loss_${this.asked.arm}`][i] === 1;
+    return this.of("in_loss")[i] === 1;
   }
 
   /* Whether bounds on the error of ΔD were recorded in any arm. */
   get hasBounds() {
-    const { columns, header } = this.tokens;
-    return header.arms.some((_, arm) => `undetermined_${arm}` in columns);
+    return this.tokens.header.arms.some((_, arm) => `undetermined_${arm}` in this.tokens.columns);
   }
 
   isUndetermined(i) {
-    return this.tokens.columns[`undetermined_${this.asked.arm}`]?.[i] === 1;
+    return this.of("undetermined")?.[i] === 1;
+  }
+
+  marks(i) {
+    return MARKS.filter(({ flag }) => this.flags[i] & flag);
+  }
+
+  /* The marks of a token in words. */
+  said(i) {
+    const found = this.marks(i).map(({ said }) => said(this.asked));
+    return this.isUndetermined(i) ? [...found, "ΔD undetermined"] : found;
   }
 
   /* Mark every token and count: {threshold, criterion, baseline, arm (a number)}. */
   judge(asked) {
     this.asked = asked;
     const { tokens, flags } = this;
-    const { d_pre, weight } = tokens.columns;
-    const undetermined = tokens.columns[`undetermined_${asked.arm}`];
-    const delta = tokens.columns[`delta_d_${asked.arm}`];
+    const [undetermined, delta] = [this.of("undetermined"), this.of("delta_d")];
+    const { weight } = tokens.columns;
     const ours = this.rules.get(asked.criterion);
     const theirs = this.rules.get(asked.baseline);
-    const seeds = tokens.header.seeds.map(emptySeed);
+    const seeds = tokens.header.seeds.map(({ seed, tokens, known }) => {
+      const sets = Object.fromEntries(SETS.map((name) => [name, tally()]));
+      if (!known) for (const name in sets.outside) sets.outside[name] = NaN;
+      return { seed, tokens, ...sets };
+    });
     let [least, most] = [Infinity, -Infinity];
     for (let i = 0; i < tokens.count; i++) {
-      let mark = 0;
-      if (ours.masks(i, asked.threshold)) mark |= CRITERION_MASKS;
-      if (theirs.masks(i, asked.threshold)) mark |= BASELINE_MASKS;
-      if (d_pre[i] > asked.threshold) {
-        mark |= OUTSIDE;
-        const seed = seeds[tokens.seedOf[i]];
-        const change = undetermined?.[i] === 1 ? null : Math.sign(delta[i]);
-        const stands = weight?.[i] ?? 1;
-        least = Math.min(least, stands);
-        most = Math.max(most, stands);
-        count(seed.outside, change, stands);
-        const oursMask = (mark & CRITERION_MASKS) !== 0;
-        if (oursMask !== ((mark & BASELINE_MASKS) !== 0)) {
-          mark |= DISAGREEMENT;
-          count(seed.disagreement, change, stands);
-          count(oursMask ? seed.baseline : seed.criterion, change, stands);
-          if (change > 0) mark |= oursMask ? BASELINE_UNSAFE : CRITERION_UNSAFE;
-        }
-      }
-      flags[i] = mark;
+      flags[i] = 0;
+      if (!(tokens.d[i] > asked.threshold)) continue;
+      flags[i] = OUTSIDE;
+      const seed = seeds[tokens.seedOf[i]];
+      const change = undetermined?.[i] === 1 ? null : Math.sign(delta[i]);
+      const stands = weight?.[i] ?? 1;
+      least = Math.min(least, stands);
+      most = Math.max(most, stands);
+      count(seed.outside, change, stands);
+      const masked = ours.masks(i, asked.threshold);
+      if (masked === theirs.masks(i, asked.threshold)) continue;
+      flags[i] |= DISAGREEMENT;
+      count(seed.disagreement, change, stands);
+      count(masked ? seed.baseline : seed.criterion, change, stands);
+      if (change > 0) flags[i] |= masked ? BASELINE_UNSAFE : CRITERION_UNSAFE;
     }
     return { ...summary(seeds), bounded: undetermined !== undefined, weighted: least < most };
   }
 }
 
-function emptySeed({ seed, tokens }) {
-  const [outside, disagreement, criterion, baseline] = Array.from({ length: 4 }, tally);
-  return { seed, tokens, outside, disagreement, criterion, baseline };
-}
-
-/* Tokens by what the update did to their D; `weights` of the determined ones. */
+/* Tokens by what the update did to their D; `weight` of the determined, and of these of each. */
 function tally() {
-  const weights = { determined: 0, increase: 0, decrease: 0 };
-  return { tokens: 0, undetermined: 0, increase: 0, decrease: 0, weights };
+  return { tokens: 0, undetermined: 0, increase: 0, decrease: 0, weight: 0, up: 0, down: 0 };
 }
 
 /* By the sign of ΔD, null where undetermined. Where it is NaN, so is every count that it decides. */
@@ -119,43 +130,36 @@ function count(into, change, stands) {
   const decrease = unknown ? NaN : Number(change < 0);
   into.increase += increase;
   into.decrease += decrease;
-  into.weights.determined += stands;
-  into.weights.increase += increase * stands;
-  into.weights.decrease += decrease * stands;
+  into.weight += stands;
+  into.up += increase * stands;
+  into.down += decrease * stands;
 }
 
-function together(tallies) {
-  const sum = tally();
-  for (const each of tallies) {
-    for (const name of ["tokens", "undetermined", "increase", "decrease"]) sum[name] += each[name];
-    for (const name of Object.keys(sum.weights)) sum.weights[name] += each.weights[name];
-  }
-  return sum;
+/* Share of the determined tokens that increase ("up"), or decrease ("down"). */
+function rate(sums, change = "up") {
+  return sums.weight ? sums[change] / sums.weight : NaN;
 }
 
-/* Share of the determined tokens that increase, or decrease. */
-function rate({ weights }, change = "increase") {
-  return weights.determined ? weights[change] / weights.determined : NaN;
+function mean(values) {
+  return values.length ? values.reduce((a, b) => a + b) / values.length : NaN;
 }
 
 function summary(seeds) {
   const totals = { seeds, tokens: seeds.reduce((total, seed) => total + seed.tokens, 0) };
-  for (const set of ["outside", "disagreement", "criterion", "baseline"])
-    totals[set] = together(seeds.map((seed) => seed[set]));
-  for (const side of ["criterion", "baseline"]) {
-    const rates = seeds.map((seed) => rate(seed[side])).filter((each) => !Number.isNaN(each));
-    totals[side].seeds = rates.length;
-    totals[side].rate = rates.length ? rates.reduce((a, b) => a + b) / rates.length : NaN;
+  for (const set of SETS) {
+    totals[set] = tally();
+    for (const seed of seeds) {
+      for (const name in totals[set]) totals[set][name] += seed[set][name];
+      seed[set].rate = rate(seed[set]);
+    }
+    const rates = seeds.map((seed) => seed[set].rate).filter((each) => !Number.isNaN(each));
+    totals[set].seeds = rates.length;
+    totals[set].rate = mean(rates);
   }
   const pairs = seeds
-    .map((seed) => rate(seed.criterion) - rate(seed.baseline))
+    .map((seed) => seed.criterion.rate - seed.baseline.rate)
     .filter((difference) => !Number.isNaN(difference));
-  totals.paired = {
-    seeds: pairs.length,
-    lower: pairs.filter((each) => each < 0).length,
-    tied: pairs.filter((each) => each === 0).length,
-    higher: pairs.filter((each) => each > 0).length,
-    difference: pairs.length ? pairs.reduce((a, b) => a + b) / pairs.length : NaN,
-  };
+  const [lower, tied, higher] = [-1, 0, 1].map((sign) => pairs.filter((d) => Math.sign(d) === sign).length);
+  totals.paired = { seeds: pairs.length, lower, tied, higher, difference: mean(pairs) };
   return totals;
 }

@@ -11,6 +11,15 @@ const DECISIONS = [
 ];
 const MASKED = "masked:";
 
+/* Flags by what decisions and orders are called. */
+const FLAGGED = {
+  outside: OUTSIDE,
+  disagreement: DISAGREEMENT,
+  unsafe: CRITERION_UNSAFE | BASELINE_UNSAFE,
+  "unsafe-criterion": CRITERION_UNSAFE,
+  "unsafe-baseline": BASELINE_UNSAFE,
+};
+
 const SORTS = [
   ["recorded", "as recorded"],
   ["disagreement", "most in disagreement"],
@@ -24,13 +33,7 @@ const SORTS = [
 /* What chooses tokens, as a function of a token; null where nothing does. */
 function tokenTest(tokens, judge, { decision, text }) {
   const tests = [];
-  const flagged = {
-    outside: OUTSIDE,
-    disagreement: DISAGREEMENT,
-    unsafe: CRITERION_UNSAFE | BASELINE_UNSAFE,
-    "unsafe-criterion": CRITERION_UNSAFE,
-    "unsafe-baseline": BASELINE_UNSAFE,
-  }[decision];
+  const flagged = FLAGGED[decision];
   if (flagged) tests.push((i) => (judge.flags[i] & flagged) !== 0);
   else if (decision === "not-in-loss") tests.push((i) => !judge.inLoss(i));
   else if (decision.startsWith(MASKED)) {
@@ -59,9 +62,9 @@ function filtered(tokens, judge, asked) {
   const hits = test ? new Uint8Array(tokens.count) : null;
   const only = [
     ["seed", (s) => tokens.seed(s)],
-    ["step", (s) => columns.sequence_step[s]],
-    ["group", (s) => columns.sequence_group[s]],
-    ["sequence", (s) => columns.sequence_sequence[s]],
+    ["step", (s) => columns.response_step[s]],
+    ["group", (s) => columns.response_group[s]],
+    ["sequence", (s) => columns.response_sequence[s]],
   ].filter(([name]) => asked[name] !== null);
   const order = [];
   let meant = 0;
@@ -84,12 +87,7 @@ function filtered(tokens, judge, asked) {
 
 function sortSequences(order, tokens, judge, by) {
   if (by === "recorded") return;
-  const flag = {
-    disagreement: DISAGREEMENT,
-    unsafe: CRITERION_UNSAFE | BASELINE_UNSAFE,
-    outside: OUTSIDE,
-  }[by];
-  const { d_pre } = tokens.columns;
+  const flag = FLAGGED[by];
   const keys = new Float64Array(tokens.sequences);
   for (const s of order) {
     let key = 0;
@@ -97,7 +95,7 @@ function sortSequences(order, tokens, judge, by) {
       if (flag) key += judge.flags[i] & flag ? 1 : 0;
       else if (by === "length") key += 1;
       else {
-        const size = by === "d" ? d_pre[i] : Math.abs(judge.delta(i));
+        const size = by === "d" ? tokens.d[i] : Math.abs(judge.delta(i));
         if (size > key) key = size;
       }
     }

@@ -1,5 +1,7 @@
 /* What is known of one token: numbers, decisions, and the top-K of three policies. */
 
+const POLICIES = { mu: "μ", pi: "π before", post: "π after" };
+
 class Inspector {
   constructor(place, tokens, judge) {
     this.place = place;
@@ -37,10 +39,7 @@ class Inspector {
     const { tokens } = this;
     const { columns } = tokens;
     const s = tokens.sequenceOf[i];
-    const where =
-      `seed ${tokens.seed(s)} · step ${columns.sequence_step[s]} · group ` +
-      `${columns.sequence_group[s]} · response ${columns.sequence_sequence[s]} · ` +
-      `position ${columns.position[i]}`;
+    const where = `${tokens.group(s)} · response ${columns.response_sequence[s]} · position ${columns.position[i]}`;
     return el(
       "div",
       { class: "token-title" },
@@ -51,19 +50,9 @@ class Inspector {
   }
 
   badges(i) {
-    const { criterion, baseline } = this.judge.asked;
-    const flags = this.judge.flags[i];
-    const said = [
-      Number.isNaN(this.tokens.columns.d_pre[i])
-        ? "D unknown: no top-K stored"
-        : flags & OUTSIDE
-          ? "outside"
-          : "inside",
-    ];
-    if (flags & DISAGREEMENT) said.push("in disagreement");
-    if (flags & CRITERION_UNSAFE) said.push(`▲ unsafe keep of ${criterion}`);
-    if (flags & BASELINE_UNSAFE) said.push(`△ unsafe keep of ${baseline}`);
-    if (this.judge.isUndetermined(i)) said.push("ΔD below the bound on its error");
+    const said = this.judge.said(i);
+    if (Number.isNaN(this.tokens.d[i])) said.unshift("D unknown: no top-K log-probs stored");
+    else if (!(this.judge.flags[i] & OUTSIDE)) said.unshift("inside");
     said.push(this.judge.inLoss(i) ? "in the applied loss" : "not in the applied loss");
     return el("div", { class: "badges" }, ...said.map((text) => el("span", {}, text)));
   }
@@ -75,22 +64,24 @@ class Inspector {
     const rows = [
       ["r = π/μ", written(tokens.ratio(i))],
       ["Â", written(columns.advantage[i], true)],
-      ["D before", written(columns.d_pre[i])],
-      ["D after", written(columns.d_pre[i] + delta)],
+      ["D before", written(tokens.d[i])],
+      ["D after", written(tokens.d[i] + delta)],
       ["ΔD", written(delta, true)],
-      [`Ḋ ${header.shown_direction.replace("d_dot_", "")}`, written(tokens.direction(i), true)],
+      ["Ḋ", written(tokens.shownDirection[i], true), header.shown.label],
     ];
     if (columns.d_dot_local) {
       const local = columns.d_dot_local[i];
       rows.push(["Ḋ local", written(local, true)]);
-      rows.push(["Ḋ global", written(tokens.direction(i) - local, true)]);
+      rows.push(["Ḋ global", written(tokens.shownDirection[i] - local, true)]);
     }
     for (const [label, name] of [["entropy before", "pre_entropy"], ["entropy after", "post_entropy"]])
       if (columns[name]) rows.push([label, written(tokens.nats(name, i))]);
     return el(
       "dl",
       { class: "numbers" },
-      ...rows.map(([label, value]) => el("div", {}, el("dt", {}, label), el("dd", {}, value))),
+      ...rows.map(([label, value, title]) =>
+        el("div", { title }, el("dt", {}, label), el("dd", {}, value)),
+      ),
     );
   }
 
@@ -116,60 +107,51 @@ class Inspector {
     const found = tokens.topK(i);
     if (found === null) return el("p", { class: "quiet" }, this.whyNoTopK(i));
     found.sort((a, b) => b.mu - a.mu || b.pi - a.pi);
-    const rest = { mu: 1, pi: 1, post: 1, rest: true };
-    for (const entry of found)
-      for (const name of ["mu", "pi", "post"]) rest[name] -= Number.isNaN(entry[name]) ? 0 : entry[name];
-    for (const name of ["mu", "pi", "post"]) rest[name] = Math.max(0, rest[name]);
-    const top = Math.max(...found.flatMap(({ mu, pi, post }) => [mu, pi, post]).filter(Number.isFinite), 1e-9);
-    const arm = tokens.header.arm;
+    const rest = { rest: true };
+    let top = 1e-9;
+    for (const name in POLICIES) {
+      const known = found.map((entry) => entry[name]).filter(Number.isFinite);
+      rest[name] = known.length ? Math.max(0, known.reduce((left, each) => left - each, 1)) : NaN;
+      top = Math.max(top, ...known);
+    }
+    const heads = Object.entries(POLICIES).map(([name, text]) => el("th", { scope: "col", class: name }, text));
     return el(
       "table",
       { class: "topk" },
-      el("caption", {}, `Top-${tokens.header.details.top_k} of μ, in per cent; π after the update of arm ${arm}`),
-      el(
-        "thead",
-        {},
-        el(
-          "tr",
-          {},
-          el("th", { scope: "col" }, "token"),
-          el("th", { scope: "col", class: "mu" }, "μ"),
-          el("th", { scope: "col", class: "pi" }, "π before"),
-          el("th", { scope: "col", class: "post" }, "π after"),
-          el("th", { scope: "col", class: "bars" }, el("span", { class: "hidden" }, "bars")),
-        ),
-      ),
+      el("caption", {}, `Top-${tokens.header.details.top_k} of μ, in per cent; π after the update of arm ${tokens.header.arm}`),
+      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "token"), ...heads,
+        el("th", { scope: "col", class: "bars" }, el("span", { class: "hidden" }, "bars")))),
       el("tbody", {}, ...[...found, rest].map((entry) => this.row(i, entry, top))),
     );
   }
 
   row(i, entry, top) {
-    const sampled = entry.id === this.tokens.columns.token_id[i];
-    const bars = ["mu", "pi", "post"].map((name) => {
+    const { tokens } = this;
+    const sampled = entry.id === tokens.columns.token_id[i];
+    const bars = Object.keys(POLICIES).map((name) => {
       const bar = el("i", { class: name });
       bar.style.width = `${Math.min(100, (100 * (entry[name] || 0)) / top)}%`;
       return bar;
     });
-    const name = entry.rest ? "all others" : this.tokens.shownId(entry.id);
+    const unread = !entry.rest && !tokens.textOfId.has(entry.id);
+    const name = entry.rest ? "all others" : tokens.shownId(entry.id);
+    const words = entry.beyond ? " sampled, beyond the top-K" : " sampled";
     return el(
       "tr",
       { class: entry.rest ? "rest" : sampled ? "sampled" : null },
-      el(
-        "th",
-        { scope: "row", title: entry.rest ? null : `id ${entry.id}` },
+      el("th", { scope: "row", title: entry.rest ? null : `id ${entry.id}` },
         sampled ? "▸ " : null,
-        el("bdi", { class: name.startsWith("#") && !this.tokens.textOfId.has(entry.id) ? "unread" : null }, name),
-        sampled ? el("span", { class: "hidden" }, entry.beyond ? " sampled, beyond the top-K" : " sampled") : null,
-      ),
-      ...["mu", "pi", "post"].map((each) => el("td", {}, percent(entry[each]))),
+        el("bdi", { class: unread ? "unread" : null }, name),
+        sampled ? el("span", { class: "hidden" }, words) : null),
+      ...Object.keys(POLICIES).map((each) => el("td", {}, percent(entry[each]))),
       el("td", { class: "bars", "aria-hidden": "true" }, ...bars),
     );
   }
 
   whyNoTopK(i) {
     const { details } = this.tokens.header;
-    if (Number.isNaN(this.tokens.columns.d_pre[i]))
-      return "The dump stored no top-K log-probs of this token.";
+    if (details.least === null || Number.isNaN(this.tokens.d[i]))
+      return "The dump stores no top-K log-probs of this token.";
     return (
       `The page has room for the top-K of ${plural(details.rows, "token")}, those with the ` +
       `largest D (above ${written(details.least)}); this is not one of them.`

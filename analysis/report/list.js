@@ -105,7 +105,7 @@ class ResponseList {
   response({ s, from, to }) {
     const { tokens } = this;
     const first = from === tokens.start[s];
-    const name = `${this.group(s)} · response ${tokens.columns.sequence_sequence[s]}`;
+    const name = `${this.tokens.group(s)} · response ${tokens.columns.response_sequence[s]}`;
     const body = el("div", { class: "line", role: "listbox", "aria-label": name });
     let text = "";
     let last = first ? -1 : tokens.columns.position[from - 1];
@@ -129,20 +129,12 @@ class ResponseList {
   opensGroup(s) {
     const before = this.order[this.placeOf[s] - 1];
     if (before === undefined) return true;
-    const { sequence_seed_index, sequence_step, sequence_group } = this.tokens.columns;
-    return [sequence_seed_index, sequence_step, sequence_group].some((of) => of[s] !== of[before]);
-  }
-
-  group(s) {
-    const { columns } = this.tokens;
-    return (
-      `seed ${this.tokens.seed(s)} · step ${columns.sequence_step[s]} · ` +
-      `group ${columns.sequence_group[s]}`
-    );
+    const { response_seed, response_step, response_group } = this.tokens.columns;
+    return [response_seed, response_step, response_group].some((of) => of[s] !== of[before]);
   }
 
   groupHead(s) {
-    return el("header", {}, el("span", { class: "quiet" }, this.group(s)), ...this.promptOf(s));
+    return el("header", {}, el("span", { class: "quiet" }, this.tokens.group(s)), ...this.promptOf(s));
   }
 
   head(s) {
@@ -158,7 +150,7 @@ class ResponseList {
     return el(
       "div",
       { class: "head" },
-      el("span", {}, `response ${tokens.columns.sequence_sequence[s]}`),
+      el("span", {}, `response ${tokens.columns.response_sequence[s]}`),
       el("span", { class: `advantage ${sign}` }, `Â ${said}`),
     );
   }
@@ -199,12 +191,8 @@ class ResponseList {
 
   /* The classes of a token: its colour, and its marks, which are shapes. */
   look(i) {
-    const flags = this.judge.flags[i];
     let name = this.tokens.hasText ? "t" : "t id";
-    if (flags & OUTSIDE) name += " outside";
-    if (flags & DISAGREEMENT) name += " disagreement";
-    if (flags & CRITERION_UNSAFE) name += " unsafe";
-    if (flags & BASELINE_UNSAFE) name += " unsafe-baseline";
+    for (const mark of this.judge.marks(i)) name += ` ${mark.name}`;
     if (this.hits && !this.hits[i]) name += " faint";
     return name + this.scale.colour(i);
   }

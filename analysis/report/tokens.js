@@ -4,14 +4,16 @@ class Tokens {
   constructor(header, columns) {
     this.header = header;
     this.columns = columns;
+    this.d = columns["value-divergence"];
+    this.shownDirection = columns[header.shown.column];
     this.count = header.rows;
-    this.start = columns.sequence_start;
+    this.start = columns.response_start;
     this.sequences = this.start.length - 1;
     this.sequenceOf = new Int32Array(this.count);
     this.seedOf = new Int32Array(this.count);
     for (let s = 0; s < this.sequences; s++) {
       this.sequenceOf.fill(s, this.start[s], this.start[s + 1]);
-      this.seedOf.fill(columns.sequence_seed_index[s], this.start[s], this.start[s + 1]);
+      this.seedOf.fill(columns.response_seed[s], this.start[s], this.start[s + 1]);
     }
     this.detailOf = new Int32Array(this.count).fill(-1);
     columns.detail_row?.forEach((token, row) => (this.detailOf[token] = row));
@@ -21,8 +23,7 @@ class Tokens {
         if (!this.textOfId.has(columns.token_id[i]))
           this.textOfId.set(columns.token_id[i], header.texts[columns.text[i]]);
     this.prompts = new Map();
-    for (const prompt of header.prompts)
-      this.prompts.set(`${prompt.seed_index}/${prompt.group}`, prompt);
+    for (const prompt of header.prompts) this.prompts.set(`${prompt.seed}/${prompt.group}`, prompt);
   }
 
   get hasText() {
@@ -30,12 +31,17 @@ class Tokens {
   }
 
   seed(s) {
-    return this.header.seeds[this.columns.sequence_seed_index[s]].seed;
+    return this.header.seeds[this.columns.response_seed[s]].seed;
+  }
+
+  group(s) {
+    const { response_step, response_group } = this.columns;
+    return `seed ${this.seed(s)} · step ${response_step[s]} · group ${response_group[s]}`;
   }
 
   prompt(s) {
-    const { sequence_seed_index, sequence_group } = this.columns;
-    return this.prompts.get(`${sequence_seed_index[s]}/${sequence_group[s]}`);
+    const { response_seed, response_group } = this.columns;
+    return this.prompts.get(`${response_seed[s]}/${response_group[s]}`);
   }
 
   /* The decoded text of a token; undefined where the dump has none. */
@@ -53,17 +59,17 @@ class Tokens {
   }
 
   ratio(i) {
-    return this.columns.r_minus_1[i] + 1;
-  }
-
-  direction(i) {
-    return this.columns[this.header.shown_direction][i];
+    return this.columns["value-ratio"][i] + 1;
   }
 
   /* A quantised number of nats; NaN where it is not there. */
   nats(name, i) {
-    const steps = this.columns[name]?.[i] ?? UNKNOWN;
-    return steps === UNKNOWN ? NaN : steps * this.header.quantum;
+    return this.natsOf(this.columns[name]?.[i] ?? UNKNOWN);
+  }
+
+  natsOf(steps) {
+    if (steps === UNKNOWN) return NaN;
+    return steps === UNKNOWN - 1 ? Infinity : steps * this.header.quantum;
   }
 
   /* The top-K of a token as [{id, mu, pi, post}], the sampled one among them; null without. */
@@ -78,20 +84,15 @@ class Tokens {
       const mu = detail_mu[at];
       const pi = (mu + detail_pi[at]) & UNKNOWN;
       const post = (pi + detail_post[at]) & UNKNOWN;
-      const [a, b, c] = [mu, pi, post].map((steps) => this.probability(steps));
+      const [a, b, c] = [mu, pi, post].map((steps) => Math.exp(-this.natsOf(steps)));
       found.push({ id: detail_ids[at], mu: a, pi: b, post: c });
     }
     if (!found.some((entry) => entry.id === token_id[i])) {
       const [mu, pi, post] = ["behavior_logprob", "pre_logprob", "post_logprob"].map((name) =>
-        this.probability(this.columns[name][i]),
+        Math.exp(-this.nats(name, i)),
       );
       found.push({ id: token_id[i], mu, pi, post, beyond: true });
     }
     return found;
-  }
-
-  probability(steps) {
-    if (steps === UNKNOWN) return NaN;
-    return steps === UNKNOWN - 1 ? 0 : Math.exp(-steps * this.header.quantum);
   }
 }

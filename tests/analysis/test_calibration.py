@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deltad.analysis import CALIBRATION_COLUMNS, Calibration, Question, QuestionError, calibrate
-from deltad.analysis.calibration import Calibrated, rank_correlation
-from deltad.analysis.prediction import LINEAR, predictors
+from deltad.analysis.tables.ladder import Calibrated, rank_correlation
+from deltad.analysis.values import LINEAR, VALUES
 from deltad.dumps import Dump
-from tests.analysis.brute_many import Token, judge_rows, predicted
-from tests.dumps.factory import Columns, edit_metadata, make_dump, part_files
+from tests.analysis.bruteforce import Token, judge_rows, predicted
+from tests.dumps.factory import OPTIONAL, Columns, edit_metadata, make_dump, part_files
 
 
 def drawn(arm: str, seed: int, columns: Columns) -> None:
@@ -32,7 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_dump(
         tmp_path_factory.mktemp("calibration") / "run", seeds=(0, 1, 5), rows=120, ranks=1,
         parts=2, top_k=3, vocab_size=30, drift=1.5, null_vectors=0.1, arms=("none", "ratio"),
-        change=drawn,
+        change=drawn, optional=[name for name in OPTIONAL if name != "weight"],
     )  # fmt: skip
 
 
@@ -69,7 +70,7 @@ def test_predictions_and_summaries_are_those_of_the_loops(run: Path, family: str
         assert each.signs.part == sum((a > 0) == (b > 0) for a, b in zip(p, d, strict=True))
         assert each.signs.whole == len(d) > 100
         slope = math.fsum(a * b for a, b in zip(p, d, strict=True)) / math.fsum(a * a for a in p)
-        assert each.slope.rate == pytest.approx(slope)
+        assert each.slope.value == pytest.approx(slope)
         mean = math.fsum(d) / len(d)
         rest = math.fsum((b - slope * a) ** 2 for a, b in zip(p, d, strict=True))
         assert each.r_squared == pytest.approx(1 - rest / math.fsum((b - mean) ** 2 for b in d))
@@ -78,8 +79,8 @@ def test_predictions_and_summaries_are_those_of_the_loops(run: Path, family: str
 
 def test_bins_are_counted_as_by_brute_force(calibration: Calibration, run: Path) -> None:
     seeds = outside(run, "kl", 0.1)
-    columns = calibration.columns()
-    assert columns.keys() == CALIBRATION_COLUMNS.keys()
+    columns = calibration.to_dict()
+    assert list(columns) == [each.name for each in CALIBRATION_COLUMNS]
     at = 0
     for each in calibration.predictors[:2]:
         name = each.predictor.name
@@ -89,7 +90,7 @@ def test_bins_are_counted_as_by_brute_force(calibration: Calibration, run: Path)
             mine = [(p, d) for p, d in pairs if low <= p <= part.high + 1e-9]
             assert part.increase.whole == columns["bin_tokens"][at] == len(mine)
             assert part.increase.part == sum(d > 0 for _, d in mine)
-            assert part.delta_d.rate == pytest.approx(math.fsum(d for _, d in mine) / len(mine))
+            assert part.delta_d.value == pytest.approx(math.fsum(d for _, d in mine) / len(mine))
             assert part.prediction == pytest.approx(math.fsum(p for p, _ in mine) / len(mine))
             at += 1
         assert len(each.bins) == 4
@@ -129,28 +130,46 @@ def test_rank_correlation_is_scipys_and_undefined_without_a_warning(
     assert found == pytest.approx(expected)
 
 
+def calibrated(*seeds: tuple[list[float], list[float]], **options: int) -> Calibrated:
+    """From predictions and ΔD by seed."""
+    p, d = (tuple(np.array(seed[at]) for seed in seeds) for at in (0, 1))
+    unclear = tuple(np.zeros(len(each), np.bool_) for each in p)
+    return Calibrated(VALUES[LINEAR], p, d, unclear, tuple(map(np.ones_like, p)), **options)
+
+
 def test_a_perfect_prediction_has_slope_one_and_explains_all() -> None:
-    delta = (np.array([0.1, -0.2, 0.3]), np.array([-0.4, 0.5]))
-    linear = predictors("kl")[-1]
-    assert linear.name == LINEAR
-    found = Calibrated(linear, delta, delta, bins_asked=2)
-    assert found.slope.rate == pytest.approx(1)
+    first, second = [0.1, -0.2, 0.3], [-0.4, 0.5]
+    found = calibrated((first, first), (second, second), bins_asked=2)
+    assert found.slope.value == pytest.approx(1)
     assert found.r_squared == pytest.approx(1)
     assert found.spearman == pytest.approx(1)
-    assert found.signs.rate == 1
-    assert [part.increase.rate for part in found.bins] == [1 / 3, 1]
+    assert found.signs.value == 1
+    assert [part.increase.value for part in found.bins] == [1 / 3, 1]
 
 
 def test_tokens_without_a_prediction_are_counted_apart() -> None:
-    found = Calibrated(
-        predictors("kl")[0],
-        (np.array([math.nan, 1.0, -1.0, math.inf]),),
-        (np.array([0.5, 0.25, -0.5, 0.125]),),
-    )
+    found = calibrated(([math.nan, 1.0, -1.0, math.inf], [0.5, 0.25, -0.5, 0.125]))
     assert found.unknown == 1
     assert (found.signs.part, found.signs.whole) == (3, 3)
-    assert found.slope.rate == pytest.approx(0.375)
+    assert found.slope.value == pytest.approx(0.375)
     assert sum(part.increase.whole for part in found.bins) == 3
+
+
+def test_a_weight_counts_as_so_many_tokens() -> None:
+    p, d, times = [0.5, -1.0, 2.0, 0.25], [0.4, -0.1, 0.3, -0.2], [1, 3, 2, 1]
+    again = [[value for value, n in zip(each, times, strict=True) for _ in range(n)]
+             for each in (p, d)]  # fmt: skip
+    many = calibrated((again[0], again[1]), bins_asked=1)
+    few = replace(calibrated((p, d), bins_asked=1), weights=(np.array(times, float),))
+    for name in ("signs", "slope"):
+        ours, theirs = getattr(few, name), getattr(many, name)
+        assert (ours.part, ours.whole) == pytest.approx((theirs.part, theirs.whole))
+    assert few.r_squared == pytest.approx(many.r_squared)
+    assert few.spearman == pytest.approx(many.spearman)
+    ours, theirs = few.bins[0], many.bins[0]
+    assert ours.prediction == pytest.approx(theirs.prediction)
+    assert ours.delta_d.value == pytest.approx(theirs.delta_d.value)
+    assert (ours.tokens, ours.increase.whole) == (4, 7)
 
 
 def test_a_shared_protocol_is_needed(run: Path) -> None:
@@ -158,7 +177,7 @@ def test_a_shared_protocol_is_needed(run: Path) -> None:
         calibrate(Dump.open(run), Question(protocol="own", baseline="none", criterion="none"))
     with pytest.raises(QuestionError, match="`bins` must be at least 1"):
         calibrate(Dump.open(run), bins=0)
-    assert calibrate(Dump.open(run), Question(protocol="shared:ratio")).base.tokens > 0
+    assert calibrate(Dump.open(run), Question(protocol="shared:ratio")).base.tokens
 
 
 def test_what_the_dump_lacks_is_named(tmp_path: Path) -> None:
@@ -175,7 +194,7 @@ def test_linear_delta_of_another_divergence_is_left_out(tmp_path: Path) -> None:
     for file in part_files(run):
         edit_metadata(file, ladder={"divergence": "tv"})
     found = calibrate(Dump.open(run))
-    assert found.refused == {LINEAR: "is of the divergence tv, as arm none says"}
+    assert found.refused == {LINEAR: "column `linear_delta` follows the divergence tv, not kl"}
     names = [
         each.predictor.name
         for each in calibrate(Dump.open(run), Question(divergence="tv")).predictors
@@ -188,7 +207,7 @@ def test_no_token_outside_has_no_numbers(tmp_path: Path) -> None:
     found = calibrate(dump, Question(threshold=1e6))
     for each in found.predictors:
         assert each.bins == ()
-        numbers = (each.spearman, each.slope.rate, each.r_squared, each.spearman_seed_mean[0])
+        numbers = (each.spearman, each.slope.value, each.r_squared, each.spearman_seed_mean[0])
         assert all(math.isnan(value) for value in numbers)
     str(found), found.to_json_object(), found.to_frame()
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from deltad.analysis import LADDER_TABLE_COLUMNS, LadderTable, Question, QuestionError, ladder_table
-from deltad.analysis.figures.ladder import draw_foretold
-from deltad.analysis.ladder import RUNGS, SETS
+from deltad.analysis.tables.ladder import RUNGS, SETS
+from deltad.analysis.tables.rates import rate_table
 from deltad.dumps import Dump
+from deltad.masks import Rule
 from tests.analysis.bruteforce import direction, divergence, keeps, read_rows, support
 from tests.dumps.factory import NULLABLE, OPTIONAL, edit, make_dump, part_files
 
@@ -107,10 +108,10 @@ def test_shares_are_those_of_an_independent_count(
         (table.increase(rung, within), [e["grows"] for e in found]),
         (table.agreement(rung, within), [e["grows"] == e["made"] for e in found]),
     ):
-        assert share.numerator == pytest.approx(total(values))
-        assert share.denominator == pytest.approx(math.fsum(weights))
-        assert share.ci95[0] <= share.share <= share.ci95[1]
-    rate = table.increase(rung, within).share
+        assert share.part == pytest.approx(total(values))
+        assert share.whole == pytest.approx(math.fsum(weights))
+        assert share.ci95[0] <= share.value <= share.ci95[1]
+    rate = table.increase(rung, within).value
     assert table.constant_guess(rung, within) == max(rate, 1 - rate)
 
 
@@ -118,9 +119,7 @@ def test_sampled_tokens_stand_for_their_kind(table: LadderTable) -> None:
     """Weighted, a sampled rung counts as many tokens as there are outside."""
     assert table.sampled() < table.tokens()
     for within in SETS:
-        assert table.right("own", "ratio", within).denominator == pytest.approx(
-            table.tokens(within)
-        )
+        assert table.right("own", "ratio", within).whole == pytest.approx(table.tokens(within))
 
 
 def test_costs_add_up_where_every_rung_has_the_same_tokens(tmp_path: Path) -> None:
@@ -137,28 +136,27 @@ def test_costs_add_up_where_every_rung_has_the_same_tokens(tmp_path: Path) -> No
     table = ladder_table(Dump.open(run))
     for within in SETS:
         for name in PAIR:
-            costs = [table.cost(rung.name, name, within).share for rung in RUNGS]
-            assert 1 + math.fsum(costs) == pytest.approx(table.right("triple", name, within).share)
-    assert table.right("logits", "ratio", "disagreement").share == pytest.approx(
-        1 - table.right("logits", PAIR[0], "disagreement").share
+            costs = [table.cost(rung.name, name, within).value for rung in RUNGS]
+            assert 1 + math.fsum(costs) == pytest.approx(table.right("triple", name, within).value)
+    assert table.right("logits", "ratio", "disagreement").value == pytest.approx(
+        1 - table.right("logits", PAIR[0], "disagreement").value
     )
 
 
 def test_the_exact_prediction_is_right_on_the_lowest_rung(table: LadderTable) -> None:
-    assert table.right("logits", "predictive-kl-exact").share == 1
-    assert table.cost("logits", "predictive-kl-exact").share == 0
-    cost = table.cost("logits", "ratio").share
-    assert cost == pytest.approx(table.right("logits", "ratio").share - 1)
+    assert table.right("logits", "predictive-kl-exact").value == 1
+    assert table.cost("logits", "predictive-kl-exact").value == 0
+    cost = table.cost("logits", "ratio").value
+    assert cost == pytest.approx(table.right("logits", "ratio").value - 1)
 
 
 def test_the_realized_rung_is_what_the_rate_table_counts(run: Path, table: LadderTable) -> None:
-    from deltad.analysis import rate_table
-
-    rates = rate_table(Dump.open(run))
-    assert table.tokens() == rates.outside.tokens
-    assert table.increase("realized").share == rates.outside.increase_rate
+    pair = rate_table(Dump.open(run)).pair
+    assert table.tokens() == pair.outside.tokens
+    assert table.increase("realized").value == pair.outside.increase_rate
     for name, side in zip(PAIR, ("criterion", "baseline"), strict=True):
-        assert table.right("realized", name, "disagreement").share == rates.sign_accuracy(side)
+        right = table.right("realized", name, "disagreement")
+        assert right.value == pair.accuracy(side, "disagreement").value
 
 
 def test_a_dump_without_the_ladder_still_has_its_ends(tmp_path: Path) -> None:
@@ -166,13 +164,13 @@ def test_a_dump_without_the_ladder_still_has_its_ends(tmp_path: Path) -> None:
     run = make_dump(tmp_path / "run", drift=1.5, optional=optional)
     table = ladder_table(Dump.open(run))
     assert [rung.name for rung in table.rungs] == ["logits", "realized"]
-    text = str(table)
+    text = " ".join(str(table).split())
     assert "Missing: its own gradient (column `linear_delta_own` is missing)." in text
     assert "deltad record … --ladder" in text
     assert "UpdateProbe(..., ladder=Ladder())" in text
     assert table.cause("realized").startswith("parameter sharing + other tokens")
-    assert table.cost("realized", "ratio").share == pytest.approx(
-        table.right("realized", "ratio").share - table.right("logits", "ratio").share
+    assert table.cost("realized", "ratio").value == pytest.approx(
+        table.right("realized", "ratio").value - table.right("logits", "ratio").value
     )
     run = make_dump(tmp_path / "bare", drift=1.5, optional=())
     table = ladder_table(Dump.open(run))
@@ -186,7 +184,7 @@ def test_columns_that_follow_another_divergence_are_not_used(run: Path) -> None:
     assert table.missing["own"] == "column `linear_delta_own` follows the divergence kl, not tv"
     found, tokens = counted(run, "logits", "ratio", "outside", family="tv")
     assert table.tokens() == tokens
-    assert table.right("logits", "ratio").numerator == sum(
+    assert table.right("logits", "ratio").part == sum(
         each["masked"] == each["grows"] for each in found
     )
 
@@ -210,9 +208,8 @@ def test_a_rung_that_is_null_throughout_is_missing_and_says_why(tmp_path: Path) 
 def test_nothing_outside_is_no_error(run: Path) -> None:
     table = ladder_table(Dump.open(run), Question(threshold=1e6))
     assert table.tokens() == 0
-    assert math.isnan(table.right("realized", "ratio").share) or not table.rungs
+    assert math.isnan(table.right("realized", "ratio").value) or not table.rungs
     assert "0 tokens outside" in str(table)
-    table.figure()
 
 
 def test_own_protocol_is_refused(run: Path) -> None:
@@ -240,8 +237,8 @@ def test_infinite_values_are_refused(tmp_path: Path) -> None:
 
 
 def test_forms_hold_the_same_numbers(table: LadderTable) -> None:
-    columns = table.columns()
-    assert list(columns) == list(LADDER_TABLE_COLUMNS)
+    columns = table.to_dict()
+    assert list(columns) == [each.name for each in LADDER_TABLE_COLUMNS]
     assert {len(values) for values in columns.values()} == {len(RUNGS) * 2 * 4}
     found = table.to_json_object()
     for rung in found["rungs"]:
@@ -257,23 +254,48 @@ def test_forms_hold_the_same_numbers(table: LadderTable) -> None:
                 assert numbers["cost_ci95"] == [columns["cost_low"][at], columns["cost_high"][at]]
                 assert rung[within]["agreement"] == columns["agreement"][at]
     assert found["recorded"] == LADDER
-    text = str(table)
+    text = " ".join(str(table).split())
     for words in ("Measured: own by gradients; update by jvp.", "a sampled token counts for those"):
         assert words in text
 
 
-def test_figure_draws_the_shares_with_intervals_and_guesses(table: LadderTable) -> None:
-    ax: Any = draw_foretold(table, "disagreement")
-    for container, name in zip(ax.containers, table.criteria, strict=True):
-        line = container.lines[0]
-        shares = [table.right(rung.name, name, "disagreement").share for rung in RUNGS]
-        np.testing.assert_allclose(line.get_ydata(), shares)
-        (bars,) = container.lines[2]
-        ends = [table.right(rung.name, name, "disagreement").ci95 for rung in RUNGS]
-        drawn = [segment[:, 1] for segment in bars.get_segments()]
-        np.testing.assert_allclose(drawn, ends)
-    (guesses,) = [line for line in ax.lines if line.get_label() == "constant guess of the rung"]
-    np.testing.assert_allclose(
-        guesses.get_ydata(), [table.constant_guess(rung.name, "disagreement") for rung in RUNGS]
-    )
-    assert len(table.figure().axes) == 4
+def test_a_rule_of_the_users_is_judged_next_to_the_others(run: Path, table: LadderTable) -> None:
+    mine = Rule("mine", push="kl-exact")
+    found = ladder_table(Dump.open(run), criteria=[mine])
+    assert found.criteria == (*PAIR, "mine")
+    ours = found.right("own", "mine")
+    theirs = table.right("own", "predictive-kl-exact")
+    assert (ours.part, ours.whole) == (theirs.part, theirs.whole)
+
+
+def test_unlike_weights_multiply_those_of_the_sample(tmp_path: Path) -> None:
+    def weigh(arm: str, seed: int, columns: Any) -> None:
+        columns["weight"] = (1 + columns["sequence"] % 3).astype(np.float32)
+
+    options: dict[str, Any] = {"rows": 150, "drift": 1.5, "metadata": {"ladder": LADDER}}
+    table = ladder_table(Dump.open(make_dump(tmp_path / "run", change=weigh, **options)))
+    rates = rate_table(Dump.open(tmp_path / "run")).pair
+    assert rates.weighted
+    base = table.increase("realized")
+    assert (base.part, base.whole) == (rates.outside.increases.part, rates.outside.increases.whole)
+    right = table.right("realized", "ratio", "disagreement")
+    assert right.value == rates.accuracy("baseline", "disagreement").value
+    assert table.tokens() == rates.outside.tokens
+    assert table.tokens() < base.whole
+    seed = table.seeds[0]
+    known = seed.grows[1] != -1
+    for kind in (seed.disagreement, ~seed.disagreement):
+        stands_for = kind.sum() / (kind & known).sum()
+        expected = (seed.weight * stands_for)[kind & known]
+        np.testing.assert_allclose(seed.sampled_weight[kind & known], expected)
+    alike = make_dump(tmp_path / "alike", change=lambda arm, seed, columns: columns.update(
+        weight=np.full(len(columns["step"]), 4, np.float32)), **options)  # fmt: skip
+    assert ladder_table(Dump.open(alike)).increase("realized").whole < base.whole
+
+
+def test_an_unknown_way_of_sampling_is_said(tmp_path: Path) -> None:
+    other = {**LADDER, "criterion": "nobody-knows"}
+    run = make_dump(tmp_path / "run", rows=150, drift=1.5, metadata={"ladder": other})
+    table = ladder_table(Dump.open(run))
+    assert "there is no criterion 'nobody-knows'" in table.alike
+    assert "so a sampled token counts for any" in " ".join(str(table).split())

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from benchmarks.shaped import shaped_rows
 from deltad.analysis.question import Question
-from deltad.analysis.screening import BLOCK_ROWS, LISTS, Screen
+from deltad.analysis.screening import LISTS, Screen, block_rows
 from deltad.dumps import Batch, DumpError, Metadata, batch_tokens, check_batch
 
 K = 6
@@ -49,7 +49,7 @@ def look(batch: Batch, question: Question, metadata: Metadata = METADATA) -> Any
 def test_every_token_outside_is_a_candidate_and_few_others_are(
     divergence: str, threshold: float
 ) -> None:
-    batch = make(3, count=BLOCK_ROWS)
+    batch = make(3, count=block_rows(K))
     check_batch(batch, METADATA)
     d = batch_tokens(batch, METADATA).divergence(divergence)
     # A token that lies exactly on the threshold is inside, one a bit above it outside.
@@ -94,7 +94,7 @@ def test_probability_zero_in_the_behavior_policy_is_no_obstacle() -> None:
     assert len(found) < len(d) / 4
 
 
-def test_rows_without_vectors_are_passed_over() -> None:
+def test_rows_without_topk_are_passed_over() -> None:
     batch = make(4)
     bare = np.arange(COUNT) % 3 == 0
     for name in ("topk_ids", *(name for name, _ in LISTS)):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deltad.analysis.step_files import StepFiles
+from deltad.analysis.tables.steps import StepFiles
 from deltad.dumps import Dump
 from deltad.probes.sinks import JsonLines
 from deltad.steps import StepQuestion, StepScalars, steps_path

@@ -5,168 +5,142 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
+import tempfile
+import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deltad.analysis import TOKEN_COLUMNS, Question, QuestionError, TokenTable, rate_table
+from deltad.divergence import TAILS
 from deltad.dumps import Dump
-from deltad.masks import CRITERIA
-from tests.analysis import bruteforce
-from tests.dumps.factory import make_dump
+from deltad.masks import RULES
+from tests.analysis.bruteforce import Token, assert_same, direction, judge_rows, log_ratio_of
+from tests.analysis.random_dumps import ARMS, FAR, OWN, dumps, write
 
-KEY = ["arm", "seed", "step", "sequence", "position"]
+COPIED = ("group", "token_id", "advantage", "in_loss", "token", "weight")
 
 
 @pytest.fixture(scope="module")
 def dump(tmp_path_factory: pytest.TempPathFactory) -> Dump:
-    """A dump with every optional column, rows without vectors and an empty seed."""
-    path = tmp_path_factory.mktemp("tokens") / "run"
-    return Dump.open(
-        make_dump(
-            path, rows=60, seeds=(0, 1, 4), empty_seeds=(4,), null_vectors=0.2, drift=1.5,
-            ranks=2, parts=1,
-        )
+    """A dump with every optional column, rows without top-K log-probs and an empty seed."""
+    return write(
+        tmp_path_factory.mktemp("tokens") / "run", rows=60, seeds=(0, 1, 4), empty_seeds=(4,),
+        null_vectors=0.2, drift=1.5, ranks=2, parts=1, arms=ARMS,
     )  # fmt: skip
 
 
-def by_key(frame: pd.DataFrame) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """Rows by what identifies a token."""
-    return {tuple(row[name] for name in KEY): row for row in frame.to_dict("records")}  # type: ignore[misc]
+def expected(token: Token, family: str, tail: str, names: tuple[str, str]) -> dict[str, Any]:
+    """What a row of the table holds, NaN where it is not known."""
+    row, pair = token.row, token.pair
+    found = {name: row[name] for name in COPIED if name in row}
+    found |= {"d_pre": token.d_pre, "delta_d": token.delta_d}
+    found |= {"d_post": token.d_post, "ratio": math.exp(log_ratio_of(row))}
+    d_dot = direction(pair, family, tail, row["pre_collision"]) if pair else math.nan
+    found |= {"d_dot": d_dot, "outside": token.outside if pair else None}
+    for name, weight in token.weight.items():
+        found[f"keep_{name.replace('-', '_')}"] = weight > 0
+    apart = all(name in token.weight for name in names) and token.outside
+    apart = apart and token.kept(names[0]) != token.kept(names[1])
+    return {**found, "disagreement": apart if pair else None}
 
 
-@pytest.mark.parametrize("family", ["kl", "tv"])
-@pytest.mark.parametrize("tail", ["aggregated", "uniform", "exact"])
-def test_every_value_is_that_of_the_brute_force(dump: Dump, family: str, tail: str) -> None:
-    name = f"predictive-{family}-{tail}"
-    question = Question(0.1, family, name, "ratio", "shared:ratio")
-    found = by_key(TokenTable(dump, question).to_frame())
-    names = [each for each in CRITERIA if CRITERIA[each].family in (None, family)]
-    checked = 0
-    rows, _, n = bruteforce.read_rows(dump.path, "ratio")
-    for seed, tokens in rows.items():
-        for row in tokens:
-            line = found.pop(("ratio", seed, row["step"], row["sequence"], row["position"]))
-            for copied in ("group", "token_id", "advantage", "in_loss", "token"):
-                assert line[copied] == row[copied]
-            r = math.exp(row["pre_logprob"] - row["behavior_logprob"])
-            assert line["ratio"] == pytest.approx(r, rel=1e-12)
-            if row["topk_ids"] is None:
-                assert math.isnan(line["d_pre"] + line["d_post"] + line["delta_d"])
-                assert math.isnan(line["d_dot"] + line["d_dot_local"] + line["d_dot_global"])
-                assert not line["outside"]
-                assert not line["disagreement"]
-                assert line["keep_ratio"] is None
+@given(
+    dump=dumps(post=False),
+    family=st.sampled_from(["kl", "tv"]),
+    tail=st.sampled_from(TAILS),
+    baseline=st.sampled_from([name for name, each in RULES.items() if each.family is None]),
+    recompute=st.booleans(),
+)
+def test_every_value_is_that_of_the_brute_force(
+    dump: dict[str, Any], family: str, tail: str, baseline: str, recompute: bool
+) -> None:
+    names = (f"predictive-{family}-{tail}", baseline)
+    asked = Question(dump["threshold"], family, *names, "shared:ratio")
+    rules = [name for name, each in RULES.items() if each.family in (None, family)]
+    with tempfile.TemporaryDirectory() as folder:
+        made = write(Path(folder) / "run", **dump)
+        table = TokenTable(made, asked, criteria=[*rules, FAR], recompute=recompute)
+        lines = {
+            (line["seed"], line["step"], line["sequence"], line["position"]): line
+            for batch in table.batches()
+            for line in batch.to_pylist()
+        }
+        tokens = judge_rows(
+            Path(str(made.path)), "ratio", [*rules, FAR.name], family, dump["threshold"], own=OWN
+        )
+    for seed, some in tokens.items():
+        for token in some:
+            line = lines.pop((seed, *token.key))
+            assert_same(line, expected(token, family, tail, names), (seed, token.key))
+            undecided = set(table.schema.names) - line.keys()
+            assert not undecided
+            if token.pair is None:
                 assert line[f"keep_predictive_{family}_{tail}"] is None
-                continue
-            before, after = (bruteforce.support(row, when, n) for when in ("pre", "post"))
-            d = bruteforce.divergence(before, family)
-            assert line["d_pre"] == pytest.approx(d, abs=1e-12)
-            d_post = bruteforce.divergence(after, family)
-            assert line["d_post"] == pytest.approx(d_post, abs=1e-12)
-            assert line["delta_d"] == line["d_post"] - line["d_pre"]
-            d_dot = bruteforce.direction(before, family, tail, row["pre_collision"])
-            assert line["d_dot"] == pytest.approx(d_dot, abs=1e-12)
-            assert line["d_dot_local"] + line["d_dot_global"] == pytest.approx(d_dot, abs=1e-12)
-            if family == "kl":
-                local = before.pi[before.k] - before.mu[before.k]
-                assert line["d_dot_local"] == pytest.approx(local, abs=1e-12)
-            keep = {each: bruteforce.keeps(each, row, before, d, 0.1) for each in names}
-            for each in names:
-                assert line["keep_" + each.replace("-", "_")] == keep[each], each
-            assert line["outside"] == (d > 0.1)
-            assert line["disagreement"] == (d > 0.1 and keep[name] != keep["ratio"])
-            checked += 1
-    assert not found
-    assert checked > 50
+            elif line["d_dot_local"] is not None:
+                terms = line["d_dot_local"] + line["d_dot_global"]
+                assert terms == pytest.approx(line["d_dot"], rel=1e-9, abs=1e-12)
+    assert not lines
 
 
-def test_columns_are_the_documented_ones_with_a_decision_a_criterion(dump: Dump) -> None:
+def test_columns_are_the_documented_ones_with_a_decision_for_each_criterion(dump: Dump) -> None:
     columns = TokenTable(dump, Question(divergence="tv")).schema.names
-    kept = [f"keep_{name.replace('-', '_')}" for name in CRITERIA if "-kl-" not in name]
-    documented = list(TOKEN_COLUMNS)
-    at = documented.index("outside")
-    assert columns == [*documented[:at], *kept, *documented[at:]]
+    masks = [n for n, each in RULES.items() if each.is_mask and each.family != "kl" and n != "none"]
+    documented = [each.name for each in TOKEN_COLUMNS]
+    kept = [f"keep_{name.replace('-', '_')}" for name in masks]
+    assert columns == [*documented[:-2], *kept, *documented[-2:]]
 
 
 def test_criteria_whose_columns_are_missing_have_no_decision(tmp_path: Path) -> None:
-    run = make_dump(tmp_path / "run", rows=5, ranks=1, parts=1, optional=("full_kl_pre",))
-    columns = TokenTable(Dump.open(run)).schema.names
-    assert "keep_predictive_kl_exact" not in columns
-    assert "keep_predictive_kl_full" not in columns
-    assert "token" not in columns
+    made = write(tmp_path / "run", rows=5, ranks=1, parts=1, optional=("full_kl_pre",))
+    columns = TokenTable(made).schema.names
+    assert not {"keep_predictive_kl_exact", "keep_predictive_kl_full", "token"} & set(columns)
     assert "keep_predictive_kl_uniform" in columns
 
 
-def test_a_direction_without_terms_has_none(dump: Dump) -> None:
-    frame = TokenTable(dump, Question(criterion="clip-higher")).to_frame()
-    assert frame["d_dot"].to_numpy() == pytest.approx(frame["ratio"].to_numpy() - 1, abs=1e-12)
+@pytest.mark.parametrize(
+    ("criterion", "known"),
+    [("clip-higher", ["ratio"]), ("predictive-kl-full", ["d_dot"]), ("icepop", [])],
+)
+def test_a_direction_without_terms_has_none(dump: Dump, criterion: str, known: list[str]) -> None:
+    frame = TokenTable(dump, Question(criterion=criterion)).to_frame()
     assert frame[["d_dot_local", "d_dot_global"]].isna().all(axis=None)
-    full = TokenTable(dump, Question(criterion="predictive-kl-full")).to_frame()
-    assert full["d_dot"].notna().all()
-    assert full["d_dot_local"].isna().all()
-
-
-def test_a_weight_has_no_direction_and_a_disagreement_set(dump: Dump) -> None:
-    question = Question(criterion="icepop", threshold=0.1)
-    frame = TokenTable(dump, question).to_frame()
-    assert frame[["d_dot", "d_dot_local", "d_dot_global"]].isna().all(axis=None)
-    outside = frame[frame.outside]
-    kept = outside.ratio.between(0.5, 5.0)
-    assert (outside.disagreement == (kept != outside.keep_ratio)).all()
-    assert outside.disagreement.any()
-
-
-def test_rows_without_vectors_have_the_decisions_that_need_none(dump: Dump) -> None:
-    frame = TokenTable(dump).to_frame()
-    bare = frame[frame["d_pre"].isna()]
-    assert len(bare) > 5
-    for name in ("clip_higher", "binary_kl", "binary_tv", "predictive_kl_full"):
-        assert bare[f"keep_{name}"].notna().all()
-    clipped = ((bare.advantage > 0) & (bare.ratio > 1.28)) | (
-        (bare.advantage < 0) & (bare.ratio < 0.8)
-    )
-    assert (bare["keep_clip_higher"].astype(bool) == ~clipped).all()
+    assert frame["d_dot"].notna().all() == bool(known)
 
 
 @pytest.mark.parametrize("protocol", ["shared:none", "own"])
 def test_filters_give_the_tokens_that_the_table_counts(dump: Dump, protocol: str) -> None:
     question = Question(protocol=protocol)
     table = rate_table(dump, question)
-    arm = "none" if protocol == "shared:none" else "predictive-kl-aggregated"
-    for name in ("outside", "disagreement"):
-        frame = TokenTable(dump, question, **{name: True}).to_frame()  # type: ignore[arg-type]
+    arms = ["none"] if protocol == "shared:none" else ["predictive-kl-aggregated", "ratio"]
+    seen: list[int] = []
+    for name, counted in (("outside", table.outside), ("disagreement", table.disagreement)):
+        filtered = TokenTable(dump, question, **{name: True})  # type: ignore[arg-type]
+        frame = filtered.to_frame(progress=seen.append)
         assert frame[name].all()
-        mine = frame[frame.arm == arm].groupby("seed").size()
-        for seed in table.seeds:
-            assert mine.get(seed.seed, 0) == getattr(seed, name)
-    assert set(frame.arm) == ({"none"} if arm == "none" else {arm, "ratio"})
+        assert list(frame.arm.unique()) == arms
+        assert (frame.arm == arms[0]).sum() == counted.tokens
+        assert sum(seen) == filtered.rows == 120 * len(arms)
+        seen.clear()
 
 
-def test_seeds_are_selected_and_an_unknown_one_is_refused(dump: Dump) -> None:
-    assert set(TokenTable(dump, seeds=[1]).to_frame().seed) == {1}
+def test_seeds_and_steps_are_selected_and_an_unknown_seed_is_refused(dump: Dump) -> None:
+    frame = TokenTable(dump, seeds=[1], steps=[0, 2]).to_frame()
+    assert (set(frame.seed), set(frame.step)) == ({1}, {0, 2})
     with pytest.raises(QuestionError, match=r"no seed 3 in .*its seeds are 0, 1, 4"):
         TokenTable(dump, seeds=[1, 3])
 
 
-def test_nothing_selected_is_a_table_of_no_rows_with_all_columns(dump: Dump) -> None:
-    table = TokenTable(dump, seeds=[4])
-    assert table.rows == 0
-    frame = table.to_frame()
-    assert list(frame.columns) == table.schema.names
-    assert not len(frame)
-    for form in ("parquet", "csv", "json"):
-        assert table.write(io.BytesIO(), form) == 0
-
-
-def test_three_forms_hold_the_same_values(dump: Dump) -> None:
+def test_every_form_holds_the_same_values(dump: Dump) -> None:
     table = TokenTable(dump, outside=True)
     written = {}
-    for form in ("parquet", "csv", "json"):
+    for form in ("parquet", "csv", "tsv", "json"):
         sink = io.BytesIO()
         assert table.write(sink, form) > 10
         written[form] = io.BytesIO(sink.getvalue())
@@ -174,18 +148,32 @@ def test_three_forms_hold_the_same_values(dump: Dump) -> None:
     assert parquet.schema.equals(table.schema)
     rows = parquet.to_pylist()
     assert [json.loads(line) for line in written["json"].getvalue().splitlines()] == rows
+    for row in rows:  # a text that a spreadsheet would take for a formula is quoted
+        text = row["token"]
+        row["token"] = None if not text else re.sub(r"^([=+\-@\t\r])", r"'\1", text)
     options = pyarrow.csv.ConvertOptions(column_types=table.schema, strings_can_be_null=True)
-    assert pyarrow.csv.read_csv(written["csv"], convert_options=options).to_pylist() == rows
+    for form, delimiter in (("csv", ","), ("tsv", "\t")):
+        parse = pyarrow.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+        read = pyarrow.csv.read_csv(written[form], parse_options=parse, convert_options=options)
+        for found, row in zip(read.to_pylist(), rows, strict=True):
+            assert {**found, "token": found["token"] or None} == row
+    with pytest.raises(QuestionError, match="parquet, csv, tsv, json, got 'xlsx'"):
+        table.write(io.BytesIO(), "xlsx")
 
 
-def test_another_form_is_refused(dump: Dump) -> None:
-    with pytest.raises(QuestionError, match="parquet, csv, json, got 'xlsx'"):
-        TokenTable(dump).write(io.BytesIO(), "xlsx")
+def test_nothing_selected_is_a_table_of_no_rows_with_all_columns(dump: Dump) -> None:
+    table = TokenTable(dump, seeds=[4])
+    assert table.rows == 0
+    assert list(table.to_frame().columns) == table.schema.names
+    assert all(table.write(io.BytesIO(), form) == 0 for form in ("parquet", "csv", "json"))
+    assert "no such row" in table._repr_html_()
 
 
-def test_progress_counts_every_row(dump: Dump) -> None:
-    seen: list[int] = []
-    table = TokenTable(dump, Question(protocol="own"), disagreement=True)
-    for _ in table.batches(progress=seen.append):
-        pass
-    assert sum(seen) == table.rows == 2 * 120
+def test_a_notebook_shows_the_first_rows_and_how_many_there_are(dump: Dump) -> None:
+    table = TokenTable(dump, Question(protocol="shared:none"))
+    found = ET.fromstring(table._repr_html_())
+    rows = list(found.iter("tr"))
+    assert len(rows) == 1 + 10
+    assert [each.text for each in rows[0]] == table.schema.names
+    assert "120 rows are read in all" in "".join(found.itertext())
+    assert repr(table).startswith("<TokenTable of ")

@@ -49,7 +49,8 @@ def line(mask: str, seed: int, batch: int, accuracy: float) -> BatchLine:
     if batch < OPTIONS["batches"]:
         sums |= {
             "responses": 64, "reward": 16 + batch, "length": 256, "cut": 3, "groups": 8,
-            "mixed": 6, "tokens": 100 * (batch + 1), "outside": 10, "disagreement": 2,
+            "mixed": 6, "tokens": 100 * (batch + 1), "outside": 10, "outside_determined": 8,
+            "disagreement": 2,
             "masked": 0 if mask == "none" else 5, "clipped": 7, "clip_tokens": 90, "kl": 1.5,
             "outside_increase": 4, "delta_d": -0.5, "delta_d_outside": 0.25, "entropy": 50,
         }  # fmt: skip

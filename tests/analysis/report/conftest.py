@@ -15,7 +15,7 @@ from tests.dumps.factory import Columns, make_dump
 
 @pytest.fixture(scope="session")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Dump:
-    """A dump whose every text tries to get out."""
+    """A dump whose every text tries to break out of its element."""
 
     def change(arm: str, seed: int, columns: Columns) -> None:
         columns["token"] = np.array([HOSTILE] * len(columns["token"]), dtype=object)
@@ -32,7 +32,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Dump:
 
 
 @pytest.fixture(scope="session")
-def html(hostile: Dump, tmp_path_factory: pytest.TempPathFactory) -> str:
+def html(hostile: Dump) -> str:
     """Its page, with every section."""
     made = report(hostile)
     assert made.failures == ()

@@ -14,8 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from deltad.analysis import Question, RateTable, rate_table
-from deltad.analysis.report import Report, report, sections
+from deltad.analysis.report import Report, report
+from deltad.analysis.report import page as pages
 from deltad.dumps import Dump
+from deltad.masks import Rule, Tokens, rule
 from tests.analysis.report.texts import HOSTILE_ARM, ODD
 from tests.dumps.factory import OPTIONAL, make_dump, part_files, read_metadata, write_table
 
@@ -101,8 +103,8 @@ class Page:
 def viewer_alone(run: Path, file: Path, **options: Any) -> Path:
     """A page without the sections before the viewer, which have tests of their own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sections, "SECTIONS", {})
-        report(Dump.open(run), **options).write(file)
+        patch.setattr(pages, "SECTIONS", ())
+        file.write_text(report(Dump.open(run), **options).html, encoding="utf-8")
     return file
 
 
@@ -122,7 +124,7 @@ def page(browser: Any, file: Path) -> Iterator[Page]:
 
 def assert_counts(page: Page, table: RateTable) -> None:
     """The page's counts are the analysis's, in all and by seed."""
-    found: dict[str, float] = {"tokens": sum(seed.tokens for seed in table.seeds)}
+    found: dict[str, Any] = {"tokens": table.tokens}
     found |= {"outside": table.outside.tokens, "disagreement": table.disagreement.tokens}
     for name in ("outside", "disagreement"):
         found[f"{name}-base"] = getattr(table, name).increase_rate
@@ -135,7 +137,8 @@ def assert_counts(page: Page, table: RateTable) -> None:
         found[f"{side}-fraction"] = summary.contracting_fraction
     found["difference"] = table.paired.difference
     for name, expected in found.items():
-        assert page.value(name) == pytest.approx(expected, rel=1e-12, nan_ok=True), name
+        wanted = np.nan if expected is None else expected
+        assert page.value(name) == pytest.approx(wanted, rel=1e-12, nan_ok=True), name
     if bounds := page.tab.locator("[data-bounds]").count() > 0:
         for name in ("outside", "disagreement", "criterion", "baseline"):
             expected = getattr(table, name).undetermined
@@ -147,8 +150,9 @@ def assert_counts(page: Page, table: RateTable) -> None:
         "rows => rows.map(row => [...row.cells].map(cell => cell.textContent.replaceAll(',', '')))"
     )
     expected_rows = []
-    for seed in table.seeds:
-        cells: list[Any] = [seed.seed, seed.tokens, seed.outside, seed.disagreement]
+    for seed in table.by_seed:
+        cells: list[Any] = [seed.seeds[0], seed.tokens]
+        cells += ["–" if n is None else n for n in (seed.outside.tokens, seed.disagreement.tokens)]
         for kept in (seed.criterion, seed.baseline):
             rate = "–" if not kept.determined else None
             undetermined = [kept.undetermined] if bounds else []
@@ -174,8 +178,8 @@ def test_counts_are_those_of_the_analysis_at_any_threshold(page: Page, run: Path
 
 def test_undetermined_tokens_are_counted_apart_and_marked(page: Page, run: Path) -> None:
     table = rate_table(Dump.open(run), Question(0.15, protocol="shared:none"))
-    assert page.value("outside-undetermined") == table.outside.undetermined > 0
-    assert page.value("criterion-undetermined") == table.criterion.undetermined > 0
+    assert 0 < page.value("outside-undetermined") == table.outside.undetermined
+    assert 0 < page.value("criterion-undetermined") == table.criterion.undetermined
     page.threshold("0")
     said = {False: 0, True: 0}
     page.tab.keyboard.press("Escape")  # out of the field
@@ -183,7 +187,7 @@ def test_undetermined_tokens_are_counted_apart_and_marked(page: Page, run: Path)
         page.tab.keyboard.press("n")
         card = page.tab.locator("[data-inspector] .badges").inner_text()
         label = page.tab.locator("[data-token]:focus").get_attribute("aria-label")
-        below = "ΔD below the bound on its error" in card
+        below = "ΔD undetermined" in card
         assert below == ("ΔD undetermined" in label)
         assert not (below and "unsafe keep" in card)
         said[below] += 1
@@ -221,6 +225,51 @@ def test_counts_follow_pair_and_arm(page: Page, run: Path) -> None:
         page.choose(criterion=criterion, baseline=baseline, arm=str(arms.index(arm)))
         question = Question(0.21, "kl", criterion, baseline, f"shared:{arm}")
         assert_counts(page, rate_table(dump, question))
+
+
+def lower(tokens: Tokens) -> Any:
+    """How far the policy's entropy lies below 2 nats."""
+    return 2 - tokens["pre_entropy"]
+
+
+OWN = (
+    Rule("swing", region=lambda tokens: abs(tokens.log_ratio), push=lower, needs=("pre_entropy",)),
+    Rule("binary-kl-full", region="binary-kl", push=lambda tokens: -tokens.log_ratio),
+    Rule("fixed", region=lambda tokens: abs(tokens.log_ratio), push="kl-uniform", threshold=0.6),
+)
+DECIDED_BEFORE = (
+    Rule("likely", keep=lambda tokens, threshold, _: tokens.policy_logprob > -6 * threshold),
+    Rule("whole", region=lambda tokens: abs(tokens.sequence_log_ratio), scope="sequence"),
+    Rule("band", weight=lambda tokens: 1.0 * (abs(tokens.log_ratio) < 0.5)),
+)
+
+
+def test_own_rules_decide_as_in_the_analysis(browser: Any, run: Path, tmp_path: Path) -> None:
+    dump, every = Dump.open(run), (*OWN, *DECIDED_BEFORE)
+    asked = Question(0.3, baseline=every[0], protocol="shared:none")
+    page = Page(
+        browser, viewer_alone(run, tmp_path / "report.html", question=asked, criteria=every)
+    )
+    names = {name: rule(name) for name in ("icepop", "sequence_mask")} | {r.name: r for r in every}
+    for name, each in names.items():
+        moves = each in OWN
+        page.choose(criterion=name, baseline="ratio")
+        note = page.tab.locator("[data-fixed]").inner_text()
+        assert note == "" if moves else note.startswith(name)
+        for threshold in (0.3, 0.05, 0.7) if moves else (0.3,):
+            page.threshold(str(threshold))
+            table = rate_table(dump, Question(threshold, "kl", each, protocol="shared:none"))
+            assert table.disagreement.tokens
+            assert_counts(page, table)
+    page.close()
+
+
+def test_where_no_d_is_known_counts_are_dashes(browser: Any, tmp_path: Path) -> None:
+    path = make_dump(tmp_path / "run", null_vectors=1.0, ranks=1, parts=1)
+    page = Page(browser, viewer_alone(path, tmp_path / "report.html"))
+    assert_counts(page, rate_table(Dump.open(path), Question(protocol="shared:none")))
+    assert np.isnan(page.value("outside"))
+    page.close()
 
 
 def test_slider_moves_the_counts_to_what_the_analysis_says(page: Page, run: Path) -> None:
@@ -525,7 +574,9 @@ def test_a_hundred_thousand_tokens_load_and_react(browser: Any, tmp_path: Path) 
     counted, drawn = [], []
     for threshold in (0.4, 0.05, 0.15):
         page.threshold(str(threshold))
-        assert_counts(page, rate_table(dump, Question(threshold, protocol="shared:none")))
+        # The copied D is not that of the moved log-probs.
+        question = Question(threshold, protocol="shared:none")
+        assert_counts(page, rate_table(dump, question, recompute=True))
         times = page.tab.eval_on_selector("#viewer", "e => [e.dataset.countMs, e.dataset.totalMs]")
         counted.append(float(times[0]))
         drawn.append(float(times[1]))
@@ -585,8 +636,8 @@ def test_without_the_policy_after_the_update_counts_of_delta_are_dashes(
     page = Page(browser, viewer_alone(copy, tmp_path / "report.html"))
     try:
         theirs = rate_table(Dump.open(run))
-        assert page.value("outside") == theirs.outside.tokens > 0
-        assert page.value("disagreement") == theirs.disagreement.tokens > 0
+        assert 0 < page.value("outside") == theirs.outside.tokens
+        assert 0 < page.value("disagreement") == theirs.disagreement.tokens
         assert page.value("criterion-kept") == theirs.criterion.kept
         for name in ("outside-base", "outside-guess", "criterion-unsafe", "baseline-contracting",
                      "criterion-rate", "baseline-fraction", "difference"):  # fmt: skip
@@ -594,8 +645,10 @@ def test_without_the_policy_after_the_update_counts_of_delta_are_dashes(
         assert page.value("criterion-seeds") == 0
         shown = page.tab.locator('.counts [data-count="criterion-unsafe"]').first.inner_text()
         assert shown == "–"
-        assert "ΔD and π after are unknown" in page.tab.locator("#tokens").inner_text()
-        page.tab.locator("[data-token]").first.click()
+        assert "ΔD and π after the update are unknown" in page.tab.locator("#tokens").inner_text()
+        page.tab.locator("[data-token].outside").first.click()
         page.settle()
+        after = page.tab.locator(".topk tbody td:nth-child(4)").all_inner_texts()
+        assert {*after} == {"–"}
     finally:
         page.close()

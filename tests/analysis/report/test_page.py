@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from deltad.analysis import Question, QuestionError
-from deltad.analysis.report import Report, page, report, sections
-from deltad.analysis.report.page import SCRIPTS, filled, json_for_page
+from deltad.analysis.report import Report, page, report
 from deltad.dumps import Dump
+from deltad.masks import Rule
 from tests.analysis.report.texts import HOSTILE
 from tests.dumps.factory import edit_value, make_dump, part_files
 
@@ -53,7 +53,8 @@ def test_only_the_script_of_the_page_may_run(html: str) -> None:
     assert policy is not None
     assert policy.group(1).startswith("default-src 'none'; script-src 'sha256-")
     assert "unsafe-eval" not in policy.group(1)
-    script = "".join((FOLDER / f"{name}.js").read_text() for name in SCRIPTS)
+    script = html.partition('<script type="module">')[2]
+    assert all(path.read_text().rstrip() in script for path in FOLDER.glob("*.js"))
     for word in (
         "innerHTML",
         "outerHTML",
@@ -65,33 +66,20 @@ def test_only_the_script_of_the_page_may_run(html: str) -> None:
         assert word not in script
 
 
-def test_all_scripts_of_the_folder_are_on_the_page() -> None:
-    assert sorted(SCRIPTS) == sorted(path.stem for path in FOLDER.glob("*.js"))
-
-
-def test_a_filled_slot_is_not_filled_again() -> None:
-    assert filled("{{a}} {{b}}", {"a": "{{b}}", "b": "{{a}}"}) == "{{b}} {{a}}"
-
-
-def test_json_survives_what_html_would_end() -> None:
-    value = {"text": "</script><!--&\u2028\ud800", "nan": float("nan")}
-    text = json_for_page(value)
-    assert not set("<>&\u2028") & set(text)
-    text.encode()
-    assert json.loads(text) == {"text": value["text"], "nan": None}
-
-
 def test_a_section_that_fails_is_shown_and_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(context: sections.Context) -> str:
+    def broken(_: object) -> str:
         raise RuntimeError("no <luck>")
 
-    def refused(context: sections.Context) -> str:
+    def refused(_: object) -> str:
         raise QuestionError("this dump cannot tell")
 
-    few = {"broken": ("Broken", "", (broken, refused)), "other": ("Other", "Why.", (refused,))}
-    monkeypatch.setattr(sections, "SECTIONS", few)
+    few = (
+        ("broken", "Broken", "", (page.Part(broken), page.Part(refused))),
+        ("other", "Other", "Why.", (page.Part(refused),)),
+    )
+    monkeypatch.setattr(page, "SECTIONS", few)
     dump = Dump.open(make_dump(tmp_path / "run", ranks=1, parts=1, rows=10))
     made = report(dump)
     assert [title for title, _ in made.failures] == ["Broken"]
@@ -103,8 +91,7 @@ def test_a_section_that_fails_is_shown_and_told(
 def test_a_dump_with_bad_rows_has_a_page_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = {name: sections.SECTIONS[name] for name in ("run", "doctor", "figure4")}
-    monkeypatch.setattr(sections, "SECTIONS", few)
+    monkeypatch.setattr(page, "SECTIONS", page.SECTIONS[:3])
     path = make_dump(tmp_path / "run", ranks=1, parts=1, rows=20)
     edit_value(next(p for p in part_files(path) if "none" in str(p)), "pre_logprob", 3, 0.5)
     made = report(Dump.open(path))
@@ -113,6 +100,16 @@ def test_a_dump_with_bad_rows_has_a_page_all_the_same(
     assert "row 3" in str(failed["Tokens"])
     assert "nothing wrong found" not in made.html
     assert 'id="viewer"' not in made.html
+
+
+def test_a_rule_that_fails_is_refused_by_its_name(hostile: Dump) -> None:
+    broken = Rule("broken", region=lambda tokens: tokens.nothing)
+    with pytest.raises(QuestionError, match=r"rule broken .*'nothing'.* at rows 0 to"):
+        report(hostile, criteria=[broken])
+    with pytest.raises(QuestionError, match="needs the column `no_such`"):
+        report(hostile, criteria=[Rule("needy", needs=("no_such",))])
+    with pytest.raises(QuestionError, match="two rules are named ratio"):
+        report(hostile, criteria=[Rule("ratio", "zero", origin="mine.py")])
 
 
 def test_a_question_that_the_dump_cannot_answer_is_refused(hostile: Dump) -> None:

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from deltad.analysis.statistics import METHOD, holm, permutation_test, sign_test, wilcoxon_test
-from deltad.analysis.statistics.intervals import METHODS
-from deltad.analysis.statistics.power import TESTS as SIMULATED
-from deltad.analysis.statistics.power import rejections, seed_model
+from deltad.analysis.tables.power import TESTS as SIMULATED
+from deltad.analysis.tables.power import rejections, seed_model
 from tests.analysis.statistics.coverage import (
     KEPT,
+    METHODS,
     QUANTITIES,
     RATES,
     SEEDS,
@@ -178,5 +178,5 @@ def test_kept_counts_are_those_of_the_recorded_dump() -> None:
     from deltad.dumps import Dump
 
     table = rate_table(Dump.open(PAGE.parents[1] / "data_dumps" / "tiny"))
-    found = [(seed.baseline.kept, seed.criterion.kept) for seed in table.seeds]
+    found = [(seed.baseline.kept, seed.criterion.kept) for seed in table.pair.by_seed]
     assert found == [tuple(each) for each in KEPT.tolist()]

@@ -1,0 +1,276 @@
+"""The paper's Figure 4 of a rate table, and its parts."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deltad.analysis import paper
+from deltad.analysis.pairs import SIDES
+from deltad.analysis.result import counted, number, p_value, title, unit, with_interval
+from deltad.analysis.tables.rates import RateTable
+
+from .style import (
+    NORMAL,
+    SMALL,
+    axes_or_new,
+    colour_of,
+    draw,
+    estimate,
+    labelled,
+    legend_below,
+    new_figure,
+    say,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_TIED: Final = "#999999"
+_PAPER: Final[dict[str, Any]] = {
+    "marker": "D", "markersize": 6, "markerfacecolor": "white", "markeredgecolor": "#333333",
+    "markeredgewidth": 1.2, "linestyle": "none", "zorder": 5,
+    "label": f"reported in the paper ({paper.FIGURE})",
+}  # fmt: skip
+_BINS_A_SIDE: Final = 12
+_LINEAR_DECADES: Final = 0.5  # room for the labels on both sides of 0
+_HEADROOM: Final = 1.6  # the legend stands above the histograms
+_PLACES: Final = {"baseline": 0.0, "criterion": 1.0}
+_OUTWARD: Final = {"baseline": -1.0, "criterion": 1.0}
+
+
+@draw.register(RateTable)
+def figure4(table: RateTable) -> Figure:
+    """The paper's Figure 4 for one dump: ΔD of kept tokens and unsafe-keep rates by seed.
+
+    Parameters
+    ----------
+    table : RateTable
+        Counts and ΔD by seed.
+
+    Returns
+    -------
+    Figure
+        Three axes: distribution of ΔD, contracting fractions, paired rates.
+    """
+    head = f"{title(table.question)} · protocol {table.question.protocol}\n{_size(table)}"
+    figure = new_figure(7.4, 4.4, head)
+    grid = figure.add_gridspec(2, 2, width_ratios=(1.5, 1), height_ratios=(3.4, 1))
+    draw_delta_d(table, ax=figure.add_subplot(grid[0, 0]))
+    draw_contracting(table, ax=figure.add_subplot(grid[1, 0]))
+    rates = draw_paired_rates(table, ax=figure.add_subplot(grid[:, 1]), legend=False)
+    legend_below(figure, rates, columns=3)
+    for letter, ax in zip("abc", figure.axes, strict=True):
+        ax.set_title(letter, loc="left", fontsize=NORMAL, fontweight="bold")
+    return figure
+
+
+def draw_delta_d(table: RateTable, *, ax: Axes | None = None) -> Axes:
+    """Distribution of ΔD over the disagreement tokens that each criterion keeps.
+
+    Parameters
+    ----------
+    table : RateTable
+        ΔD by seed.
+    ax : Axes, optional
+        Drawn into; a new one otherwise.
+
+    Returns
+    -------
+    Axes
+        A stepped histogram per criterion; heights are shares of what that criterion keeps.
+
+    Notes
+    -----
+    The axis is linear near 0 and logarithmic beyond. No bin holds both signs; tokens with
+    ΔD = 0 are in no bin, and their number is in the legend.
+    """
+    ax = axes_or_new(ax)
+    sizes = np.abs(np.concatenate([table.delta_d[side] for side in SIDES]))
+    moved = sizes[sizes > 0]
+    if len(moved):
+        linear, edges = _edges(moved)
+        ax.set_xscale("symlog", linthresh=linear, linscale=_LINEAR_DECADES)
+        for side in SIDES:
+            _histogram(table, side, edges, ax)
+        ax.set_xlim(edges[0], edges[-1])
+        ax.set_ylim(0, _HEADROOM * ax.get_ylim()[1])
+        ax.legend(fontsize=SMALL, frameon=False, loc="upper left", borderaxespad=0.3)
+        ax.axvline(0, 0, 1 / _HEADROOM, color="black", linewidth=0.8, zorder=0)
+    else:
+        ax.set_xlim(-1, 1)
+        ax.set_xticks([0])
+        ax.set_yticks([])
+        say(ax, "ΔD = 0 on every kept token" if len(sizes) else "no disagreement token")
+    nats = f",{unit(table.question)}" if unit(table.question) else ""
+    labelled(
+        ax, f"← contracts      ΔD = D after − D before{nats}      moves out →",
+        "share of kept disagreement tokens",
+    )  # fmt: skip
+    return ax
+
+
+def draw_contracting(table: RateTable, *, ax: Axes | None = None) -> Axes:
+    """Pooled contracting fraction of each criterion with its interval, and the paper's.
+
+    Parameters
+    ----------
+    table : RateTable
+        Counts by seed.
+    ax : Axes, optional
+        Drawn into; a new one otherwise.
+
+    Returns
+    -------
+    Axes
+        A point with its interval per criterion; a diamond where the paper reports the pair.
+    """
+    ax = axes_or_new(ax)
+    names = dict(zip(SIDES, table.question.names, strict=True))
+    for side, place in _PLACES.items():
+        share = table.side(side).contractions
+        estimate(ax, place, share.value, share.ci95, colour_of(names[side]), upright=False, size=6)
+    if paper.compares_with_paper(table.question):
+        ax.plot([paper.CONTRACTING_FRACTIONS[side] for side in _PLACES], [-0.3, 1.3], **_PAPER)
+    ax.set_xlim(-0.03, 1.03)
+    ax.set_ylim(-0.7, 1.7)
+    ax.set_yticks(list(_PLACES.values()), [_folded(names[side]) for side in _PLACES])
+    labelled(ax, "contracting fraction: share with ΔD < 0, pooled")
+    return ax
+
+
+def draw_paired_rates(table: RateTable, *, ax: Axes | None = None, legend: bool = True) -> Axes:
+    """Unsafe-keep rates of both criteria, a line per seed, with means and the paper's.
+
+    Parameters
+    ----------
+    table : RateTable
+        Counts by seed.
+    ax : Axes, optional
+        Drawn into; a new one otherwise.
+    legend : bool
+        Under the axes.
+
+    Returns
+    -------
+    Axes
+        Lines in the criterion's color where its rate is lower, in the baseline's where it is
+        higher, grey where tied; a seed with one rate is a point without a line.
+    """
+    ax = axes_or_new(ax)
+    names = dict(zip(SIDES, table.question.names, strict=True))
+    rates = {side: table.side(side).rates for side in _PLACES}
+    ours, theirs = rates["criterion"], rates["baseline"]
+    paired = table.paired
+    for chosen, colour, label in (
+        (ours < theirs, colour_of(names["criterion"]), f"lower: {paired.lower}"),
+        (ours == theirs, _TIED, f"tied: {paired.tied}"),
+        (ours > theirs, colour_of(names["baseline"]), f"higher: {paired.higher}"),
+    ):
+        lines = ax.plot(
+            list(_PLACES.values()), np.stack([theirs[chosen], ours[chosen]]), color=colour,
+            linewidth=0.8, alpha=0.45, marker="o", markersize=2.5,
+        )  # fmt: skip
+        if lines:
+            words = f"{label} of {counted(paired.seeds, 'seed')}"
+            ax.plot([], [], color=colour, linewidth=1.5, label=words)
+    alone = np.isnan(ours) != np.isnan(theirs)
+    if alone.any():
+        ax.plot(
+            np.repeat(list(_PLACES.values()), alone.sum()),
+            np.concatenate([rates[side][alone] for side in _PLACES]),
+            marker="o", markersize=3.5, linestyle="none", markerfacecolor="white",
+            markeredgecolor=_TIED, markeredgewidth=0.8,
+            label=f"one rate alone: {counted(int(alone.sum()), 'seed')}",
+        )  # fmt: skip
+    for side, place in _PLACES.items():
+        kept, beside = table.side(side), place + 0.16 * _OUTWARD[side]
+        estimate(
+            ax, beside, kept.unsafe_keep_rate, kept.unsafe_keep_rate_ci95,
+            colour_of(names[side]), size=6,
+        )  # fmt: skip
+    reported = paper.compares_with_paper(table.question)
+    if reported:
+        ax.plot([-0.34, 1.34], [paper.UNSAFE_KEEP_RATES[side] for side in _PLACES], **_PAPER)
+    ax.plot(
+        [], [], marker="o", markersize=6, color="black", linewidth=1.8,
+        label="mean over seeds (b: pooled), 95 % bootstrap",
+    )  # fmt: skip
+    base = table.disagreement.increase_rate
+    if not math.isnan(base):
+        ax.axhline(
+            base, color="black", linewidth=0.8, linestyle=":",
+            label=f"base rate of the disagreement set, {number(base)}",
+        )  # fmt: skip
+    ax.set_xlim(-0.55, 1.55)
+    ax.set_ylim(-0.04, 1.2)
+    ax.set_yticks(np.linspace(0, 1, 6))
+    ax.set_xticks(list(_PLACES.values()), [_folded(names[side]) for side in _PLACES])
+    labelled(ax, "", "unsafe-keep rate: share of these with ΔD > 0")
+    words = (
+        f"difference {with_interval(paired.difference, paired.difference_ci95, signed=True)}\n"
+        f"sign test p = {p_value(paired.sign_test_p)}"
+    )
+    if reported:
+        words += f" (paper: {paper.SEEDS_LOWER} of {paper.SEEDS} lower)"
+    ax.text(0.5, 0.985, words, transform=ax.transAxes, ha="center", va="top", fontsize=SMALL)
+    if legend:
+        ax.legend(fontsize=SMALL, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.15))
+    return ax
+
+
+def _size(table: RateTable) -> str:
+    """Seeds and tokens in one line."""
+    if not table.seeds:
+        return "no seeds"
+    tokens, outside, disagreement = (
+        f"{table.per_seed(name):.{digits}f}".replace("nan", "an unknown number of")
+        for name, digits in (("tokens", 0), ("outside", 1), ("disagreement", 1))
+    )
+    return (
+        f"{counted(len(table.seeds), 'seed')}; a seed has {tokens} tokens, "
+        f"{outside} outside, {disagreement} in disagreement"
+    )
+
+
+def _edges(moved: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+    """Where the axis turns linear, and bin edges that look evenly spaced on it, 0 among them."""
+    top = float(moved.max()) * 1.0001
+    # A power of ten that most tokens exceed, within four decades of the top.
+    linear = max(10.0 ** math.floor(math.log10(np.quantile(moved, 0.2))), top / 1e4)
+    linear = min(linear, top / 10)
+    steps = min(_BINS_A_SIDE, 2 + int(math.sqrt(len(moved)) / 2))
+    width = math.log10(top / linear) / steps
+    near = np.linspace(0, linear, 1 + max(1, round(_LINEAR_DECADES / width)))
+    side = np.concatenate([near, np.geomspace(linear, top, steps + 1)[1:]])
+    return linear, np.concatenate([-side[:0:-1], side])
+
+
+def _histogram(table: RateTable, side: str, edges: NDArray[np.float64], ax: Axes) -> None:
+    """One criterion's ΔD as shares by bin, its contracting fraction in the legend."""
+    delta_d, kept = table.delta_d[side], table.side(side)
+    name = dict(zip(SIDES, table.question.names, strict=True))[side]
+    moved = delta_d[delta_d != 0]
+    fraction = with_interval(kept.contracting_fraction, kept.contracting_fraction_ci95)
+    label = f"{name}: {counted(kept.kept, 'token')} kept\ncontracting {fraction}"
+    if len(moved) < len(delta_d):
+        label += f", ΔD = 0 on {len(delta_d) - len(moved)}"
+    if kept.undetermined:
+        label += f"\n{kept.undetermined} undetermined, in no rate"
+    shares = np.histogram(moved, edges)[0] / max(1, len(delta_d))
+    colour = colour_of(name)
+    ax.stairs(shares, edges, fill=True, color=colour, alpha=0.18)
+    ax.stairs(
+        shares, edges, color=colour, linewidth=1.4, label=label,
+        linestyle="-" if side == "criterion" else (0, (3, 1)),
+    )  # fmt: skip
+
+
+def _folded(name: str) -> str:
+    """A rule's name in two lines where it is long."""
+    head, _, last = name.rpartition("-")
+    return f"{head}-\n{last}" if len(name) > 12 and head else name

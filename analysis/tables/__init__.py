@@ -1,0 +1,1 @@
+"""Tables: one question asked of the tokens outside in several ways."""
