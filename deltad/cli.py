@@ -28,77 +28,57 @@ from deltad.commands.terminal import (
 )
 
 PLACES: Final[Mapping[str, Place]] = {
-    "table": Place(
-        "deltad.commands.rates:table",
-        "Compare two criteria: unsafe-keep rates and contracting fractions, seed by seed.",
-    ),
-    "merge": Place(
-        "deltad.commands.merge:merge",
-        "Print the table of a dump that several machines have counted a share of each.",
-    ),
-    "figure4": Place(
-        "deltad.commands.rates:figure4",
-        "Draw ΔD of kept disagreement tokens and the unsafe-keep rates by seed.",
-    ),
-    "compare": Place(
-        "deltad.commands.compare:compare",
-        "Set criteria side by side: what each masks, and how often it was right.",
-    ),
-    "sweep": Place(
-        "deltad.commands.compare:sweep",
-        "Ask one question at many thresholds, at K' ≤ K, or under every protocol.",
-    ),
-    "calibration": Place(
-        "deltad.commands.compare:calibration",
-        "Hold the predicted first-order change of every direction against realized ΔD.",
-    ),
-    "power": Place(
-        "deltad.commands.power:power",
-        "Seeds needed to see a difference in unsafe-keep rates, by this dump's own seeds.",
-    ),
-    "ladder": Place(
-        "deltad.commands.ladder:ladder",
-        "Show where the sign of ΔD is lost, from a token's own logits to the realized step.",
-    ),
-    "tokens": Place(
-        "deltad.commands.dumps:tokens",
-        "List tokens with D before and after, ΔD, r, Ḋ and every criterion's decision.",
-    ),
-    "check": Place(
-        "deltad.commands.dumps:check",
-        "Check every row of a dump against the contract; a line a problem, and status 1 if any.",
-    ),
-    "doctor": Place(
-        "deltad.commands.doctor:doctor",
-        "Name the likely cause where engine and trainer disagree, with evidence, size and remedy.",
-    ),
-    "report": Place(
-        "deltad.commands.report:report",
-        "Make one HTML page: tables, figures, the doctor's findings and a token viewer.",
-    ),
-    "watch": Place(
-        "deltad.commands.watch:watch",
-        "Follow the optimizer steps of a running or finished recording; Ctrl-C ends it.",
-    ),
-    "curves": Place(
-        "deltad.commands.train:curves",
-        "Show trainings: accuracy by mask with intervals and paired differences, or their curves.",
-    ),
     "reproduce": Place(
-        "deltad.commands.recipes:reproduce",
+        "deltad.commands.record:reproduce",
         "Record the recipe tiny, print its table for all protocols and draw Figure 4: minutes.",
+    ),
+    "record": Place(
+        "deltad.commands.record:RecordCommands",
+        "Record a dump of real updates by a recipe: RUN, then the recipe's fields as options.",
+    ),
+    "train": Place(
+        "deltad.commands.record:TrainCommands",
+        "Train by GRPO with masks, by a recipe, and compare them; or show a finished training.",
     ),
     "import": Place(
         "deltad.commands.imports:import_",
         "Make a dump of what another framework wrote: responses, and how the policy scores them.",
     ),
-    "record": Place(
-        "deltad.commands.recipes:RecipeCommands",
-        "Record a dump of real updates by a recipe: RUN, then the recipe's fields as options.",
+    "table": Place(
+        "deltad.commands.analysis:table",
+        "Compare two criteria: unsafe-keep rates and contracting fractions, seed by seed.",
     ),
-    "train": Place(
-        "deltad.commands.train:TrainCommands",
-        "Train by GRPO with masks, by a recipe: RUN, then the training's options.",
+    "compare": Place(
+        "deltad.commands.analysis:compare",
+        "Set criteria side by side: what each masks, and how often it was right.",
+    ),
+    "ladder": Place(
+        "deltad.commands.analysis:ladder",
+        "Show where a prediction loses the sign of ΔD, from the token's own logits to the step.",
+    ),
+    "figure4": Place(
+        "deltad.commands.analysis:figure4",
+        "Draw ΔD of kept disagreement tokens, and the unsafe-keep rates by seed.",
+    ),
+    "tokens": Place(
+        "deltad.commands.analysis:tokens",
+        "List tokens with D before and after, ΔD, r, Ḋ and every criterion's decision.",
+    ),
+    "doctor": Place(
+        "deltad.commands.analysis:doctor",
+        "Name the likely cause where engine and trainer disagree, with evidence, size and remedy.",
+    ),
+    "view": Place(
+        "deltad.commands.analysis:view",
+        "Write one HTML page: tables, figures, the doctor's findings and a token viewer.",
+    ),
+    "watch": Place(
+        "deltad.commands.looking:watch",
+        "Follow the optimizer steps of a running or finished recording; Ctrl-C ends it.",
+    ),
+    "check": Place(
+        "deltad.commands.looking:check",
+        "Check every row of a dump against the contract.",
     ),
 }
 """The commands in the order of the help."""
@@ -160,21 +140,24 @@ def _report(error: Exception) -> int:
     if hasattr(error, "format_message"):  # what typer raises for a bad command line
         complain(str(error.format_message()))
         return BAD_OPTION
-    from deltad.analysis import QuestionError
+    if isinstance(error, OptionError):
+        complain(str(error))
+        return BAD_OPTION
+    if isinstance(error, MemoryError):
+        complain(f"there is not enough memory for this ({error})")
+        return BAD_CONTENT
+    from deltad.analysis.question import QuestionError
     from deltad.dumps import DumpError
     from deltad.masks import CriterionError
     from deltad.probes.recipes import RecipeError
 
-    bad_options = (OptionError, QuestionError, CriterionError, RecipeError)
-    if not isinstance(error, (*bad_options, DumpError)):
+    if not isinstance(error, QuestionError | CriterionError | RecipeError | DumpError):
         raise error
     complain(str(error))
     return BAD_CONTENT if isinstance(error, DumpError) else BAD_OPTION
 
 
-app = typer.Typer(
-    cls=Commands, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
-)
+app = typer.Typer(cls=Commands, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 def main() -> None:

@@ -26,13 +26,13 @@ CHAINS = {
     # be absent after a step must be absent after the steps before it too.
     "help": [
         ("command('--help')", 
-         ("deltad.commands.options", "deltad.commands.rates", "rich.console", "typer.rich_utils")),
+         ("deltad.commands.analysis", "rich.console", "typer.rich_utils")),
         ("command('table', '--help')", ("deltad.analysis", "numpy", "pyarrow")),
         ("import deltad.probes.recipes as r; [each.variant(v) for each in r.RECIPES.values()"
          " for v in each.variants]", ()),
         ("command('record', '--help'); command('record', 'smollm2', '--help')", ()),
         ("command('train', '--help'); command('train', 'tiny', '--help')", ()),
-        ("command('curves', '--help')", HEAVY),
+        ("command('view', '--help'); command('check', '--help')", HEAVY),
     ],
     "reading": [
         ("import deltad.dumps", ("pyarrow", "array_api_compat")),

@@ -1,1 +1,1 @@
-"""What the commands do, one module a kind; `deltad.cli` is the roof over them."""
+"""The commands: each turns options into one call of a plain function and prints what it gives."""

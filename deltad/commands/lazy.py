@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from typing import Any, ClassVar, Final, NamedTuple, get_args, get_origin
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from .places import as_place
+from .options import as_place
 
 
 class Place(NamedTuple):
@@ -41,6 +42,12 @@ class LightCommand(TyperCommand):
 class LightGroup(TyperGroup):
     """A group of which the same is true."""
 
+    def __init__(self, **options: Any) -> None:
+        """Make the group, with names of commands where the commands would be."""
+        super().__init__(**options)
+        for name in list(self.list_commands(typer.Context(self))):  # for "did you mean"
+            self.commands[name] = TyperCommand(name)
+
     def get_params(self, ctx: Any) -> list[Any]:
         """Give the options; see `typer.core.TyperGroup.get_params`."""
         return [_without_model(each) for each in super().get_params(ctx)]
@@ -55,12 +62,6 @@ class LazyCommands(LightGroup):
 
     places: ClassVar[Mapping[str, Place]] = {}
 
-    def __init__(self, **options: Any) -> None:
-        """Make the group, with names of commands where the commands would be."""
-        super().__init__(**options)
-        for name in self.places:  # for "did you mean"
-            self.commands[name] = TyperCommand(name)
-
     def list_commands(self, ctx: Any) -> list[str]:
         """Name the commands."""
         return list(self.places)
@@ -73,7 +74,11 @@ class LazyCommands(LightGroup):
         module, name = where.split(":")
         found = getattr(importlib.import_module(module), name)
         if isinstance(found, type):
-            return typer.main.get_group(typer.Typer(cls=found, name=cmd_name, help=line))
+            return typer.main.get_group(
+                typer.Typer(cls=found, name=cmd_name, help=line, rich_markup_mode=None)
+            )
+        if getattr(found, "builds_command", False):
+            found = found()
         return made(cmd_name, found)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -99,8 +104,11 @@ def made(name: str, function: Callable[..., None], *, help: str | None = None) -
     typer.core.TyperCommand
         Ready to run.
     """
-    single = typer.Typer(add_completion=False)
-    single.command(name, cls=LightCommand, help=help)(function)
+    text, _, example = (help or inspect.getdoc(function) or "").partition("Example: ")
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    single.command(
+        name, cls=LightCommand, help=text.strip(), epilog=f"Example: {example}" if example else None
+    )(function)
     return typer.main.get_command(single)
 
 

@@ -6,11 +6,9 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
-
-from .places import is_url
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -18,24 +16,11 @@ if TYPE_CHECKING:
 BAD_CONTENT: Final = 1
 BAD_OPTION: Final = 2
 FINDINGS: Final = 3
+NOT_ENOUGH: Final = 4
 INTERRUPTED: Final = 130
 CLOSED_PIPE: Final = 141
 """Exit statuses; the last is what a shell reports of a program that ended because nobody read on
 (SIGPIPE)."""
-
-ENDINGS: Final = {
-    ".txt": "text",
-    ".json": "json",
-    ".jsonl": "json",
-    ".ndjson": "json",
-    ".csv": "csv",
-    ".md": "markdown",
-    ".parquet": "parquet",
-    ".png": "png",
-    ".pdf": "pdf",
-    ".svg": "svg",
-}
-"""The form of output that a file's ending stands for."""
 
 
 class OptionError(ValueError):
@@ -54,38 +39,10 @@ def note(message: str, *, quiet: bool) -> None:
 
 
 def one_line(text: str) -> str:
-    """The same words with single spaces between them."""
-    return " ".join(text.split())
+    """The same words with single spaces between them, fit for any terminal."""
+    from deltad._checks import printable
 
-
-def chosen_form(asked: str, output: Path | None, forms: Collection[str]) -> str:
-    """The form of output asked for, or what the file's ending says, or the first.
-
-    Parameters
-    ----------
-    asked : str
-        Value of `--format`; empty where it was not given.
-    output : Path, optional
-        Value of `-o`.
-    forms : collection of str
-        What the command knows, its default first.
-
-    Returns
-    -------
-    str
-        One of `forms`.
-
-    Raises
-    ------
-    OptionError
-        A form that the command does not know.
-    """
-    ending = ENDINGS.get(output.suffix.lower()) if output is not None else None
-    form = asked or ending or next(iter(forms))
-    if form not in forms:
-        where = "`--format`" if asked else f"the ending of {output}"
-        raise OptionError(f"{where} must be one of {', '.join(forms)}, got {form!r}")
-    return form
+    return printable(" ".join(text.split()))
 
 
 class Bar:
@@ -108,22 +65,7 @@ class Bar:
 
 @contextlib.contextmanager
 def progress_bar(total: int | None, unit: str, *, quiet: bool) -> Iterator[Bar]:
-    """Show a progress bar while the block runs.
-
-    Parameters
-    ----------
-    total : int, optional
-        Steps in all, where known.
-    unit : str
-        What a step is.
-    quiet : bool
-        Show nothing.
-
-    Yields
-    ------
-    Bar
-        Silent where standard error is no terminal.
-    """
+    """Show a progress bar while the block runs; silent where standard error is no terminal."""
     if quiet or not sys.stderr.isatty():
         yield Bar(None, None)
         return
@@ -135,25 +77,26 @@ def progress_bar(total: int | None, unit: str, *, quiet: bool) -> Iterator[Bar]:
         yield Bar(progress, progress.add_task(unit, total=total))
 
 
+def is_url(path: object) -> bool:
+    """Whether a place on the command line was a URL."""
+    return getattr(path, "is_remote", False) is True
+
+
 def check_output(output: Path | None, run: Path) -> None:
     """Refuse a file that cannot be written, before any work is done for it.
-
-    Parameters
-    ----------
-    output : Path, optional
-        Value of `-o`.
-    run : Path
-        The dump, into which nothing is written.
 
     Raises
     ------
     OptionError
-        The file would lie in the dump or in no folder, or it is a folder itself.
+        The file would lie in the dump, would replace what is read, or lies in no folder, or it
+        is a folder itself.
     """
     if output is None:
         return
     target = output.resolve()
-    if not is_url(run) and target.is_relative_to(run.resolve()):
+    if not is_url(run) and target == run.resolve():
+        raise OptionError(f"{output} is what is read: name another file")
+    if not is_url(run) and run.is_dir() and target.is_relative_to(run.resolve()):
         raise OptionError(f"{output} lies in the dump {run}: name a file outside of it")
     if target.is_dir():
         raise OptionError(f"cannot write {output}: it is a folder")
@@ -164,16 +107,6 @@ def check_output(output: Path | None, run: Path) -> None:
 @contextlib.contextmanager
 def sink(output: Path | None) -> Iterator[BinaryIO]:
     """Open what a command writes to: standard output, or a file that appears whole or not at all.
-
-    Parameters
-    ----------
-    output : Path, optional
-        Value of `-o`, checked.
-
-    Yields
-    ------
-    binary file
-        Open for writing; the file gets its name when the block ends well.
 
     Raises
     ------

@@ -7,20 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from deltad.cli import app
 from deltad.dumps import Dump
+from tests.commands.app import deltad
 from tests.dumps.factory import make_dump, read_metadata
 from tests.probes.offline.exported import behavior, responses, same_dump, scores, write_json
 from tests.probes.offline.test_trainers import exported
-
-RUNNER = CliRunner()
-
-
-def deltad(*arguments: object) -> Result:
-    """Run the command line."""
-    return RUNNER.invoke(app, [str(each) for each in arguments])
 
 
 @pytest.fixture(scope="module")

@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from deltad.commands.places import as_place, is_url
+from deltad.commands.options import as_place
+from deltad.commands.terminal import is_url
 from deltad.dumps.storage import copy_tree, place
+from tests.commands.app import assert_refused, deltad
 from tests.dumps.factory import make_dump
 from tests.dumps.object_store import object_store, point_to
-from tests.test_cli import assert_refused, deltad
 
 COMMANDS = (
     ("table", "--format", "json"),
     ("tokens", "--outside"),
     ("check",),
-    ("sweep", "--over", "threshold", "--values", "0.1,0.2"),
+    ("table", "--over", "threshold", "--values", "0.1,0.2"),
     ("doctor",),
     ("watch", "--once"),
 )
@@ -43,7 +44,7 @@ def url(run: Path) -> Iterator[str]:
     MemoryFileSystem.pseudo_dirs[:] = [""]
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_a_url_answers_as_the_folder_does(run: Path, url: str, command: tuple[object, ...]) -> None:
     name, *options = command
     here, there = deltad(name, run, *options), deltad(name, url, *options)

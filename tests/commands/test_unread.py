@@ -1,218 +1,171 @@
-"""Every command on a dump without the policy after the step, and on one without any policy."""
+"""Dumps without the policy after the step, without any policy, or without top-K log-probs.
+
+What is not known is NULL, None, or "unknown" there, never 0.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner, Result
 
-from deltad.analysis import Question, QuestionError, compare, rate_table, sweep
-from deltad.analysis.doctor import examine
-from deltad.cli import app
-from deltad.dumps import READINGS, Dump
+from deltad.dumps import READINGS
+from tests.commands.app import as_json, assert_refused, deltad
 from tests.dumps.factory import edit, make_dump, part_files
 
-RUNNER = CliRunner()
 NO_DELTA = "ΔD needs the policy's log-probs after the update, and arm none of"
 NO_D = "D, Ḋ and every mask need the policy's log-probs before the update, and arm none of"
-OPTIONAL = ("pre_entropy", "pre_collision")
 
 
-def deltad(*arguments: object) -> Result:
-    """Run the command line."""
-    return RUNNER.invoke(app, [str(each) for each in arguments])
+def made(folder: Path, *without: str, **options: Any) -> Path:
+    """A dump of one arm, some columns left out."""
+    how = {"rows": 60, "optional": ("pre_entropy", "pre_collision"), "null_vectors": 0.1}
+    run = make_dump(folder / "run", arms=("none",), parts=1, **{**how, **options})
+    for file in part_files(run):
+        edit(file, lambda table: table.drop_columns(list(without)))
+    return run
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dump with everything, which the other two are made of."""
-    run = tmp_path_factory.mktemp("whole") / "run"
-    return make_dump(
-        run, arms=("none",), rows=60, seeds=(0, 1), optional=OPTIONAL, null_vectors=0.1, parts=1
-    )
-
-
-def _without(run: Path, *columns: str) -> Path:
-    make_dump(
-        run, arms=("none",), rows=60, seeds=(0, 1), optional=OPTIONAL, null_vectors=0.1, parts=1
-    )
-    for file in part_files(run):
-        edit(file, lambda table: table.drop_columns(list(columns)))
-    return run
+    return made(tmp_path_factory.mktemp("whole"))
 
 
 @pytest.fixture(scope="module")
 def unread(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same without the policy after the step."""
-    return _without(tmp_path_factory.mktemp("unread") / "run", *READINGS["post"])
+    return made(tmp_path_factory.mktemp("unread"), *READINGS["post"])
 
 
 @pytest.fixture(scope="module")
 def behavior(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same without any policy."""
-    columns = [name for names in READINGS.values() for name in names]
-    return _without(tmp_path_factory.mktemp("behavior") / "run", *columns)
+    return made(tmp_path_factory.mktemp("behavior"), *READINGS["pre"], *READINGS["post"])
 
 
 @pytest.mark.parametrize(
     "command",
     [
-        ("table",),
-        ("table", "--protocol", "all"),
-        ("table", "--protocol", "shared:none"),
-        ("figure4", "-o", "x.png"),
-        ("ladder",),
-        ("calibration",),
-        ("sweep", "--over", "protocol"),
-        ("compare", "--by", "position"),
-        ("compare", "-o", "x.png"),
-        ("sweep", "--over", "threshold", "-o", "x.pdf"),
+        ("table",), ("table", "--protocol", "all"), ("table", "--protocol", "shared:none"),
+        ("table", "--power"), ("table", "--by", "position"),
+        ("figure4", "-o", "x.png"), ("ladder",), ("ladder", "--calibration"),
+        ("compare", "-o", "x.png"), ("table", "--over", "threshold", "-o", "x.pdf"),
     ],
-)
+    ids=" ".join,
+)  # fmt: skip
 def test_what_needs_delta_says_what_is_missing_and_how_to_get_it(
     unread: Path, tmp_path: Path, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     name, *options = command
-    done = deltad(name, unread, *options)
-    assert done.exit_code == 2
-    assert done.stdout == ""
-    assert done.stderr.startswith(f"error: {NO_DELTA}")
-    assert "import them anew, `deltad import … --post FILE`" in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert_refused(deltad(name, unread, *options), 2, NO_DELTA, "`deltad import … --post FILE`")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
     "command",
     [
-        ("table",), ("compare",), ("tokens",), ("ladder",), ("calibration",),
-        ("sweep", "--over", "threshold"), ("sweep", "--over", "top-k"), ("report",),
+        ("table",), ("compare",), ("tokens",), ("ladder",), ("ladder", "--calibration"),
+        ("table", "--over", "threshold"), ("table", "--over", "top-k"), ("view",),
     ],
+    ids=" ".join,
 )  # fmt: skip
 def test_what_needs_a_policy_says_so(behavior: Path, command: tuple[str, ...]) -> None:
     name, *options = command
-    done = deltad(name, behavior, *options)
-    assert done.exit_code == 2
-    assert NO_D in done.stderr
-    assert "--pre FILE" in done.stderr
+    assert_refused(deltad(name, behavior, *options), 2, NO_D, "--pre FILE")
 
 
-def test_check_names_what_was_not_read(unread: Path, behavior: Path) -> None:
-    done = deltad("check", unread)
-    assert done.exit_code == 0
-    assert done.stdout.endswith("; the policy after the update was not read in arm none\n")
-    done = deltad("check", behavior)
-    assert "the policy before the update was not read in arm none; the policy after" in done.stdout
+def test_check_doctor_and_watch_name_what_was_not_read(unread: Path, behavior: Path) -> None:
+    after = "; the policy after the update was not read in arm none\n"
+    assert deltad("check", unread).stdout.endswith(after)
+    before = "; the policy before the update was not read in arm none"
+    assert deltad("check", behavior).stdout.endswith(before + after)
+    for run in (unread, behavior):
+        assert deltad("doctor", run).exit_code in (0, 3, 4)
+    found = as_json("doctor", behavior)
+    assert found["findings"] == []
+
+
+def test_watch_counts_what_needs_no_delta(whole: Path, unread: Path) -> None:
+    ours, theirs = (as_json("watch", run)["newest"] for run in (unread, whole))
+    assert [each["step"] for each in ours] == [each["step"] for each in theirs]
+    for mine, yours in zip(ours, theirs, strict=True):
+        assert mine["scalars"].items() <= yours["scalars"].items()
+        assert {"deltad/outside", "deltad/criterion_kept"} <= {*mine["scalars"]}
+        assert not [name for name in mine["scalars"] if "increase" in name or "unsafe" in name]
 
 
 def test_tokens_have_all_but_delta(whole: Path, unread: Path, tmp_path: Path) -> None:
-    tables = {}
-    for name, run in (("whole", whole), ("unread", unread)):
-        path = tmp_path / f"{name}.parquet"
+    tables = []
+    for at, run in enumerate((unread, whole)):
+        path = tmp_path / f"{at}.parquet"
         assert deltad("tokens", run, "-o", path).exit_code == 0
-        tables[name] = pq.read_table(path)
-    ours, theirs = tables["unread"], tables["whole"]
+        tables.append(pq.read_table(path))
+    ours, theirs = tables
     assert ours.schema.names == theirs.schema.names
     for name in ("d_post", "delta_d"):
-        assert ours.column(name).null_count == ours.num_rows > theirs.column(name).null_count
-    rest = [name for name in ours.schema.names if name not in ("d_post", "delta_d")]
+        assert ours.column(name).null_count == ours.num_rows > theirs.column(name).null_count > 0
+    rest = [each for each in ours.schema.names if each not in ("d_post", "delta_d", "undetermined")]
     assert ours.select(rest).equals(theirs.select(rest))
-    outside = deltad("tokens", unread, "--outside", "--format", "csv")
-    assert outside.exit_code == 0
-    assert len(outside.stdout.splitlines()) > 2
+    unknown = theirs.column("d_pre").null_count
+    for name in ("d_dot", "keep_ratio", "outside", "disagreement"):
+        assert theirs.column(name).null_count == unknown > 0
+    assert theirs.column("keep_clip_higher").null_count == 0  # needs no top-K log-probs
 
 
-DELTA = ("increase", "guess", "unsafe", "contracting", "accuracy", "p", "lower", "tied", "higher")
+DELTA = {"increase", "guess", "unsafe", "contracting", "accuracy", "p", "lower", "tied", "higher"}
 
 
 def test_compare_counts_what_is_masked(whole: Path, unread: Path) -> None:
-    ours, theirs = (
-        json.loads(deltad("compare", run, "--format", "json").stdout) for run in (unread, whole)
-    )
+    ours, theirs = (as_json("compare", run) for run in (unread, whole))
     assert ours["unjudged"].startswith(NO_DELTA)
     assert theirs["unjudged"] is None
     assert ours["agreement"] == theirs["agreement"]
-    assert ours["base"]["outside"] == {
-        "tokens": theirs["base"]["outside"]["tokens"], "increase_rate": None,
-        "constant_guess": None, "undetermined": 0,
-    }  # fmt: skip
-    kept = 0
+    assert ours["rows_without_topk"] == theirs["rows_without_topk"] > 0
+    assert ours["base"]["outside"]["tokens"] == theirs["base"]["outside"]["tokens"]
+    assert ours["base"]["outside"]["increase_rate"] is None
     for mine, yours in zip(ours["criteria"], theirs["criteria"], strict=True):
-        assert mine.keys() == yours.keys()
+        assert mine["masked_outside"] == yours["masked_outside"]
         for name, value in mine.items():
-            if value is not None and not name.endswith(("_right", "_judged")):
-                assert value == yours[name], name
-                assert not any(word in name.split("_") for word in DELTA), name
-                kept += 1
-            elif name.endswith(("_right", "_judged")):
-                assert value == 0
-    assert kept == 11 * len(ours["criteria"])
-    text = deltad("compare", unread).stdout
-    assert "What a mask does is not judged: ΔD needs" in text.replace("\n", " ")
+            if DELTA & {*name.split("_")} and not name.startswith("paired"):
+                assert value in (None, 0), name
+    text = " ".join(deltad("compare", unread).stdout.split())
+    assert "unknown: ΔD needs" in text
     assert "P(ΔD > 0)" not in text
-    assert "unsafe" not in text
 
 
 @pytest.mark.parametrize("over", ["threshold", "top-k"])
 def test_sweeps_count_who_keeps_what(whole: Path, unread: Path, over: str) -> None:
-    ours, theirs = (
-        json.loads(deltad("sweep", run, "--over", over, "--format", "json").stdout)
-        for run in (unread, whole)
-    )
+    ours, theirs = (as_json("table", run, "--over", over) for run in (unread, whole))
     assert ours["unjudged"].startswith(NO_DELTA)
     for mine, yours in zip(ours["points"], theirs["points"], strict=True):
         for name in ("outside", "disagreement", "criterion_kept", "baseline_kept"):
             assert mine[name] == yours[name]
-        for name in ("criterion_unsafe", "difference", "sign_test_p", "baseline_accuracy"):
-            assert mine[name] is None
-    text = deltad("sweep", unread, "--over", over).stdout
-    assert "of these kept" in text
-    assert "unsafe" not in text
-    for form in ("csv", "markdown"):
-        assert deltad("sweep", unread, "--over", over, "--format", form).exit_code == 0
+        assert mine["criterion_unsafe"] is None or mine["criterion_kept"] == 0
+        assert mine["difference"] is mine["sign_test_p"] is None
+    assert "unsafe" not in deltad("table", unread, "--over", over).stdout
 
 
-def test_the_doctor_looks_at_what_there_is(whole: Path, unread: Path, behavior: Path) -> None:
-    theirs, ours, bare = (examine(run) for run in (whole, unread, behavior))
-    assert [each.cause for each in ours.findings] == [each.cause for each in theirs.findings]
-    assert all(each.cause != "sentinel" for each in (*ours.findings, *bare.findings))
-    said = " ".join(bare.looked.without)
-    assert "whatever needs the policy before the update: this arm has no pre columns" in said
-    assert "whatever needs the policy after the update: this arm has no post columns" in said
-    assert deltad("doctor", unread).exit_code in (0, 3)
-    assert deltad("doctor", behavior).exit_code in (0, 3)
-
-
-def test_the_report_has_the_sections_that_it_can_have(unread: Path, tmp_path: Path) -> None:
-    path = tmp_path / "report.html"
-    done = deltad("report", unread, "-o", path)
+def test_the_page_has_the_sections_that_it_can_have(unread: Path, tmp_path: Path) -> None:
+    path = tmp_path / "view.html"
+    done = deltad("view", unread, "-o", path)
     assert done.exit_code == 0, done.stderr
     html = path.read_text(encoding="utf-8")
     assert html.count('class="absent"') >= 5
     assert 'class="failed"' not in html
-    assert "ΔD and π after are unknown: ΔD needs" in html
-    assert "What a mask does is not judged" in html
 
 
-def test_watch_names_files_whose_steps_cannot_be_counted(unread: Path) -> None:
-    done = deltad("watch", unread, "--once")
-    assert done.exit_code == 0
-    assert "is without the policy before or after the step" in done.stdout + done.stderr
-
-
-def test_in_python_too(whole: Path, unread: Path) -> None:
-    dump = Dump.open(unread)
-    with pytest.raises(QuestionError, match="ΔD needs"):
-        rate_table(dump)
-    found = compare(dump, Question(), ["predictive-kl-aggregated"])
-    with pytest.raises(QuestionError, match="ΔD needs"):
-        found.figure()
-    theirs = compare(Dump.open(whole), Question(), ["predictive-kl-aggregated"])
-    assert found["ratio"].masked == theirs["ratio"].masked
-    swept = sweep(dump, over="top-k")
-    with pytest.raises(QuestionError, match="ΔD needs"):
-        swept.figure()
+def test_tokens_without_any_topk_are_decided_by_what_needs_none(tmp_path: Path) -> None:
+    run = made(tmp_path, null_vectors=1.0)
+    found = as_json("table", run)
+    assert [each["outside"] for each in found["seeds"]] == [None, None]
+    assert found["summary"]["base"]["outside"]["increase_rate"] is None
+    assert "120 rows without top-K" in " ".join(deltad("table", run).stdout.split())
+    lines = deltad("tokens", run, "--format", "json").stdout.splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert {each["d_pre"] for each in rows} == {each["keep_ratio"] for each in rows} == {None}
+    assert {each["keep_clip_higher"] for each in rows} == {True, False}

@@ -10,25 +10,22 @@ import pty
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from deltad.cli import app
 from deltad.probes.sinks import JsonLines
 from deltad.steps import StepScalars, steps_path
+from tests.commands.app import DUMPS, SCRIPT, deltad
 from tests.dumps.factory import make_dump
 
-SCRIPT = Path(sys.executable).with_name("deltad")
-DATA = Path(__file__).parents[2] / "data_dumps"
 
-
-def deltad(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["watch", *(str(each) for each in arguments)])
+def watch(*arguments: object) -> Result:
+    """Run the command."""
+    return deltad("watch", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -37,26 +34,26 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_once_prints_text_or_any_form(run: Path, tmp_path: Path) -> None:
-    text = deltad(run, "--once")
+    text = watch(run, "--once")
     assert text.exit_code == 0, text.output
     assert "newest step" in text.stdout
-    assert deltad(run).stdout == text.stdout  # standard output is no terminal
-    found = json.loads(deltad(run, "--format", "json").stdout)
+    assert watch(run).stdout == text.stdout  # standard output is no terminal
+    found = json.loads(watch(run, "--format", "json").stdout)
     assert len(found["newest"]) == 6
-    rows = list(csv.DictReader(io.StringIO(deltad(run, "--format", "csv").stdout)))
+    rows = list(csv.DictReader(io.StringIO(watch(run, "--format", "csv").stdout)))
     assert {row["arm"] for row in rows} == {"none", "ratio", "predictive-kl-aggregated"}
     assert all(float(row["tokens"]) > 0 for row in rows)
     file = tmp_path / "steps.md"
-    assert deltad(run, "-o", file).exit_code == 0
+    assert watch(run, "-o", file).exit_code == 0
     assert file.read_text().startswith("| arm |")
 
 
 def test_options_ask_another_question_and_choose_what_is_shown(run: Path) -> None:
-    usual = json.loads(deltad(run, "--format", "json").stdout)
-    wide = json.loads(deltad(run, "--threshold", 0.01, "--format", "json").stdout)
+    usual = json.loads(watch(run, "--format", "json").stdout)
+    wide = json.loads(watch(run, "--threshold", 0.01, "--format", "json").stdout)
     outside = [sum(t["outside"] for t in each["totals"]) for each in (usual, wide)]
     assert outside[0] < outside[1]
-    text = deltad(run, "--once", "--scalar", "k2_kl", "--rows", 1).stdout
+    text = watch(run, "--once", "--scalar", "k2_kl", "--rows", 1).stdout
     assert "k2_kl" in text
     assert "chi2_token" not in text
 
@@ -66,14 +63,14 @@ def test_options_ask_another_question_and_choose_what_is_shown(run: Path) -> Non
     [
         (("no-such", "--once"), "does not exist"),
         ((__file__, "--once"), "is no folder"),
-        ((DATA / "tiny", "--divergence", "js"), "divergence"),
-        ((DATA / "tiny", "--threshold", "-1"), "threshold"),
-        ((DATA / "tiny", "--format", "png"), "--format"),
-        ((DATA / "tiny", "--interval", "0"), "--interval"),
+        ((DUMPS / "tiny", "--divergence", "js"), "divergence"),
+        ((DUMPS / "tiny", "--threshold", "-1"), "threshold"),
+        ((DUMPS / "tiny", "--format", "png"), "--format"),
+        ((DUMPS / "tiny", "--interval", "0"), "--interval"),
     ],
 )
 def test_bad_options_exit_2(arguments: tuple[object, ...], words: str) -> None:
-    result = deltad(*arguments)
+    result = watch(*arguments)
     assert result.exit_code == 2
     assert words in result.stderr
 

@@ -8,20 +8,17 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from deltad.cli import app
 from deltad.dumps import Dump
 from deltad.probes.recipes import RECIPES, SmolLM2Recipe, TinyRecipe
+from tests.commands.app import SCRIPT, deltad
 from tests.probes.recipes.micro import MICRO
 
-SCRIPT = Path(sys.executable).with_name("deltad")
 OPTIONS = [
     text for name, value in MICRO.items() for text in (f"--{name.replace('_', '-')}", str(value))
 ]
@@ -36,10 +33,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def deltad(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
 @pytest.mark.parametrize(
     "line", [[], ["--help"], ["record", "--help"], ["record", "smollm2", "--help"]]
 )
@@ -51,12 +44,12 @@ def test_help_lists_the_recipes(line: list[str]) -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_field_is_an_option_with_its_help(name: str) -> None:
-    shown = re.sub(r"[\s│]+", " ", deltad("record", name, "--help").stdout)
+    shown = re.sub(r"\s", "", deltad("record", name, "--help").stdout)
     for field in dataclasses.fields(RECIPES[name]):
-        assert f"--{field.name.replace('_', '-')} " in shown
-        assert field.metadata["help"] in shown
+        assert f"--{field.name.replace('_', '-')}" in shown
+        assert "".join(field.metadata["help"].split()) in shown
     for variant, text in RECIPES[name].variants_help.items():
-        assert f"{variant}: {text}" in shown
+        assert "".join(f"{variant}: {text}".split()) in shown
 
 
 def test_options_become_the_recipe(tmp_path: Path) -> None:
@@ -188,6 +181,6 @@ def test_interruption_keeps_what_is_complete_and_says_how_to_go_on(
 
 
 def test_defaults_shown_are_those_of_the_recipe() -> None:
-    shown = re.sub(r"[\s│]+", " ", deltad("record", "smollm2", "--help").stdout)
-    assert f"[default: ({SmolLM2Recipe().lr})]" in shown
-    assert f"[default: ({SmolLM2Recipe.default_seeds})]" in shown
+    shown = re.sub(r"\s", "", deltad("record", "smollm2", "--help").stdout)
+    assert f"[default:({SmolLM2Recipe().lr})]" in shown
+    assert f"[default:({SmolLM2Recipe.default_seeds})" in shown
