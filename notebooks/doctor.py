@@ -20,13 +20,16 @@
 # run is broken in two ways, and the doctor looks at it.
 
 # %%
+import sys
 from pathlib import Path
 from tempfile import mkdtemp
 
 from deltad.analysis import rate_table
 from deltad.analysis.doctor import examine
-from deltad.analysis.doctor.broken_dump import write_injected
 from deltad.dumps import Dump
+
+sys.path.append("..")  # the folder that holds `benchmarks`
+from benchmarks.doctor import write_injected
 
 healthy = Dump.open("../data_dumps/smollm2-whole")
 examine(healthy)
@@ -53,7 +56,7 @@ diagnosis
 # %%
 for run in (healthy, Dump.open(tempered)):
     table = rate_table(run)
-    print(run.path.name, "outside:", sum(seed.outside for seed in table.seeds))
+    print(run.path.name, "outside:", table.outside.tokens)
 
 # %% [markdown]
 # ## A second fault on top: fills

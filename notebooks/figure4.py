@@ -30,15 +30,7 @@
 
 # %%
 # %matplotlib inline
-from deltad.analysis import (
-    Question,
-    as_text,
-    figure4,
-    protocol_table,
-    protocol_text,
-    rate_table,
-    rate_text,
-)
+from deltad.analysis import Question, figure4, protocol_table, rate_table
 from deltad.dumps import Dump
 
 # %% [markdown]
@@ -52,7 +44,7 @@ from deltad.dumps import Dump
 # %%
 tiny = Dump.open("../data_dumps/tiny")
 table = rate_table(tiny)
-print(as_text(rate_text(table)))
+print(table)
 
 # %%
 figure4(table)
@@ -75,7 +67,7 @@ figure4(table)
 
 # %%
 protocols = protocol_table(tiny)
-print(as_text(protocol_text(protocols)))
+print(protocols)
 
 # %%
 own = next(each for each in protocols.tables if each.question.protocol == "own")
@@ -96,10 +88,10 @@ figure4(own)
 # %%
 smollm2 = Dump.open("../data_dumps/smollm2")
 real = rate_table(smollm2)
-print(as_text(rate_text(real)))
+print(real)
 
 # %%
-print(as_text(protocol_text(protocol_table(smollm2))))
+print(protocol_table(smollm2))
 
 # %%
 figure4(real)
@@ -129,4 +121,4 @@ figure4(real)
 
 # %%
 wider = protocol_table(tiny, Question(threshold=0.5))
-print(as_text(protocol_text(wider)))
+print(wider)

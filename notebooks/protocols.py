@@ -33,7 +33,7 @@ tiny, real = Dump.open("../data_dumps/tiny"), Dump.open("../data_dumps/smollm2")
 #
 # `shared:none` judges both criteria by the unmasked update, `shared:ratio` by the one that the
 # ratio masked, `own` each criterion by the update that its own mask made.
-# `deltad sweep RUN --over protocol` prints this.
+# `deltad table RUN --over protocol` prints this.
 
 # %%
 protocols = analysis.sweep(tiny, over="protocol")

@@ -71,18 +71,18 @@ def test_recorded_scalars_count_as_the_vectors_of_the_whole_dump_do() -> None:
     for arm in near.arms:
         question = Question(protocol=f"shared:{arm}")
         ours, vectors, theirs = (
-            rate_table(near, question).seeds[0],
-            rate_table(near, question, recompute=True).seeds[0],
-            rate_table(whole, question).seeds[0],
+            rate_table(near, question).by_seed[0],
+            rate_table(near, question, recompute=True).by_seed[0],
+            rate_table(whole, question).by_seed[0],
         )
         for other in (vectors, theirs):
             assert ours.tokens == other.tokens
-            assert ours.outside == other.outside
-            assert ours.disagreement == other.disagreement
+            assert ours.outside.tokens == other.outside.tokens
+            assert ours.disagreement.tokens == other.disagreement.tokens
             assert ours.baseline.kept == other.baseline.kept
             assert ours.baseline.unsafe == other.baseline.unsafe
             assert ours.criterion.unsafe == other.criterion.unsafe
-        assert ours.outside > 0
+        assert ours.outside.tokens
 
 
 def test_zero_step_of_the_recorded_seeds_moves_nothing() -> None:
@@ -145,11 +145,11 @@ def _ladder_rows(table: LadderTable) -> list[str]:
     rows = []
     for rung in table.rungs:
         shares = [
-            table.right(rung.name, name, within).share
+            table.right(rung.name, name, within).value
             for within in ("outside", "disagreement")
             for name in table.criteria
         ]
-        shares += [table.increase(rung.name).share, table.agreement(rung.name).share]
+        shares += [table.increase(rung.name).value, table.agreement(rung.name).value]
         rows.append(f"| {rung.label} | {' | '.join(f'{share:.3f}' for share in shares)} |")
     return rows
 

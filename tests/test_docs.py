@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deltad.masks import CRITERIA
+from deltad.masks import RULES
 from docs.tools.cli import cli_reference
 from docs.tools.sessions import DOCS, images, pages, refreshed
 
@@ -108,4 +108,5 @@ def test_definitions_list_every_criterion_and_no_other() -> None:
     page = (DOCS / "definitions.md").read_text(encoding="utf-8")
     rows = page.split("## Criteria")[1].split("## ")[0]
     named = re.findall(r"^\| `([^`]+)` \|", rows, flags=re.MULTILINE)
-    assert {full for name in named for full in _expand(name)} == set(CRITERIA)
+    masks = {name for name, rule in RULES.items() if rule.weight is None and name != "none"}
+    assert {full for name in named for full in _expand(name)} == masks

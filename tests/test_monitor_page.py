@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from deltad.cli import app
+from deltad.masks import RULES
 from deltad.steps import RATES
-from deltad.weights import WEIGHTS
 
 pytestmark = pytest.mark.pages
 
@@ -64,4 +64,4 @@ def test_monitor_page_lists_every_rate_and_shows_what_watch_prints() -> None:
 def test_metrics_page_lists_every_weight() -> None:
     page = (ROOT / "docs" / "metrics.md").read_text().split("## Weights")[1]
     named = re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE)
-    assert set(named) == {name for name, entry in WEIGHTS.items() if entry.criterion is None}
+    assert set(named) == {name for name, rule in RULES.items() if rule.weight is not None}

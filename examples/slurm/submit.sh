@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Count a dump on several machines: an array job, and a job that merges when it has ended well.
+# Count a dump on several machines: an array job, and a job that makes the table when it has ended well.
 #   submit.sh TASKS RUN TABLE [options of `deltad table`]
 #   submit.sh 8 s3://bucket/run table.json --protocol all
 set -euo pipefail
@@ -8,7 +8,7 @@ run=${2:?RUN, a folder or a URL}
 table=${3:?file of the table}
 shift 3
 here=$(cd "$(dirname "$0")" && pwd)
-folder=$(mktemp -d "$PWD/partials-XXXXXX")  # where all machines see it
+folder=$(mktemp -d "$PWD/shards-XXXXXX")  # where all machines see it
 array=$(sbatch --parsable --array="1-$tasks" "$here/table.sbatch" "$run" "$folder" "$tasks" "$@")
-merge=$(sbatch --parsable --dependency="afterok:$array" "$here/merge.sbatch" "$folder" "$table")
-echo "job $array counts $run, job $merge writes $table"
+merge=$(sbatch --parsable --dependency="afterok:$array" "$here/merge.sbatch" "$folder" "$table" "$@")
+echo "job $array reads $run, job $merge writes $table"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands.app import deltad
 from tests.dumps.factory import make_dump
-from tests.test_cli import deltad
 
 pytestmark = pytest.mark.process
 
@@ -63,7 +63,7 @@ def test_an_array_job_and_a_merge_give_the_very_table(
     array, merge = (tmp_path / "calls").read_text().splitlines()
     assert array.startswith("--parsable --array=1-2 ")
     assert merge.startswith("--parsable --dependency=afterok:17 ")
-    (folder,) = tmp_path.glob("partials-*")
+    (folder,) = tmp_path.glob("shards-*")
     assert len(list(folder.iterdir())) == 2
 
 
