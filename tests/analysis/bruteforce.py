@@ -382,7 +382,7 @@ def brute_accuracy(
 ) -> dict[str, float]:
     """The columns of one rule's predicted signs on some tokens."""
     clear = [t for t in tokens if t.clear]
-    right = weigh([t for t in clear if t.right(name)], weighted)
+    right = weigh([t for t in clear if t.right(name)], weighted) if known else math.nan
     whole = weigh(clear, weighted) if known else math.nan
     return {
         f"{prefix}_right": right,
