@@ -60,6 +60,39 @@ def mean(values: ArrayLike) -> float:
     return float(numbers.mean()) if len(numbers) else math.nan
 
 
+def t_band(values: ArrayLike) -> tuple[Floats, Floats, Floats]:
+    """Mean over seeds at every point of a curve, and the ends of its 95 % t-interval.
+
+    Parameters
+    ----------
+    values : ArrayLike of float, shape (seed, point)
+        NaN is left out.
+
+    Returns
+    -------
+    mean, low, high : ndarray of float64, shape (point,)
+        mean ± t s/√n with n − 1 degrees of freedom; all three the value itself where there is
+        only one, NaN where there is none.
+
+    Examples
+    --------
+    >>> mean, low, high = t_band([[1.0], [3.0]])
+    >>> float(mean[0]), round(float(high[0] - mean[0]), 3)
+    (2.0, 12.706)
+    """
+    from scipy.special import stdtrit
+
+    numbers = np.asarray(values, dtype=np.float64)
+    known = ~np.isnan(numbers)
+    size = known.sum(axis=0)
+    total = np.where(known, numbers, 0.0).sum(axis=0)
+    middle = np.where(size, total / np.maximum(size, 1), np.nan)
+    squares = np.where(known, numbers - middle, 0.0) ** 2
+    free = np.maximum(size - 1, 1)
+    reach = stdtrit(free, 0.975) * np.sqrt(squares.sum(axis=0) / free / np.maximum(size, 1))
+    return middle, middle - reach, middle + reach
+
+
 def bootstrap_mean(values: ArrayLike, *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
     """95 % bootstrap interval of a mean over seeds, as `bootstrap_ratio` makes it.
 

@@ -1,4 +1,4 @@
-"""The paper's Figure 4 of a rate table, and its parts."""
+"""Figure 4 of the paper for any dump, and its parts."""
 
 from __future__ import annotations
 
@@ -10,17 +10,27 @@ from numpy.typing import NDArray
 
 from deltad.analysis import paper
 from deltad.analysis.pairs import SIDES
-from deltad.analysis.result import counted, number, p_value, title, unit, with_interval
+from deltad.analysis.result import (
+    DASH,
+    counted,
+    number,
+    p_value,
+    title,
+    unit,
+    with_interval,
+)
 from deltad.analysis.tables.rates import RateTable
 
 from .style import (
     NORMAL,
     SMALL,
+    Shown,
     axes_or_new,
-    colour_of,
+    colours_of,
     draw,
-    estimate,
-    labelled,
+    draw_points,
+    folded,
+    label_axes,
     legend_below,
     new_figure,
     say,
@@ -45,7 +55,7 @@ _OUTWARD: Final = {"baseline": -1.0, "criterion": 1.0}
 
 @draw.register(RateTable)
 def figure4(table: RateTable) -> Figure:
-    """The paper's Figure 4 for one dump: ΔD of kept tokens and unsafe-keep rates by seed.
+    """Draw the paper's Figure 4 for one dump: ΔD of kept tokens, and unsafe-keep rates by seed.
 
     Parameters
     ----------
@@ -57,25 +67,35 @@ def figure4(table: RateTable) -> Figure:
     Figure
         Three axes: distribution of ΔD, contracting fractions, paired rates.
     """
-    head = f"{title(table.question)} · protocol {table.question.protocol}\n{_size(table)}"
-    figure = new_figure(7.4, 4.4, head)
+    size = "no seeds"
+    if table.seeds:
+        each, outside, apart = (
+            DASH if math.isnan(value := table.per_seed(name)) else f"{value:.{digits}f}"
+            for name, digits in (("tokens", 0), ("outside", 1), ("disagreement", 1))
+        )
+        size = (
+            f"{counted(len(table.seeds), 'seed')}; a seed has {each} tokens, {outside} outside, "
+            f"{apart} in disagreement"
+        )
+    head = f"{title(table.question)} · protocol {table.question.protocol}"
+    figure = new_figure(7.4, 4.4, head, size)
     grid = figure.add_gridspec(2, 2, width_ratios=(1.5, 1), height_ratios=(3.4, 1))
     draw_delta_d(table, ax=figure.add_subplot(grid[0, 0]))
     draw_contracting(table, ax=figure.add_subplot(grid[1, 0]))
     rates = draw_paired_rates(table, ax=figure.add_subplot(grid[:, 1]), legend=False)
-    legend_below(figure, rates, columns=3)
+    legend_below(figure, rates)
     for letter, ax in zip("abc", figure.axes, strict=True):
         ax.set_title(letter, loc="left", fontsize=NORMAL, fontweight="bold")
     return figure
 
 
 def draw_delta_d(table: RateTable, *, ax: Axes | None = None) -> Axes:
-    """Distribution of ΔD over the disagreement tokens that each criterion keeps.
+    """Draw the distribution of ΔD over the disagreement tokens that each criterion keeps.
 
     Parameters
     ----------
     table : RateTable
-        ΔD by seed.
+        ΔD by side.
     ax : Axes, optional
         Drawn into; a new one otherwise.
 
@@ -107,15 +127,16 @@ def draw_delta_d(table: RateTable, *, ax: Axes | None = None) -> Axes:
         ax.set_yticks([])
         say(ax, "ΔD = 0 on every kept token" if len(sizes) else "no disagreement token")
     nats = f",{unit(table.question)}" if unit(table.question) else ""
-    labelled(
-        ax, f"← contracts      ΔD = D after − D before{nats}      moves out →",
+    label_axes(
+        ax,
+        f"← contracts      ΔD = D after − D before{nats}      moves out →",
         "share of kept disagreement tokens",
-    )  # fmt: skip
+    )
     return ax
 
 
 def draw_contracting(table: RateTable, *, ax: Axes | None = None) -> Axes:
-    """Pooled contracting fraction of each criterion with its interval, and the paper's.
+    """Draw the pooled contracting fraction of each criterion, and the paper's.
 
     Parameters
     ----------
@@ -130,21 +151,23 @@ def draw_contracting(table: RateTable, *, ax: Axes | None = None) -> Axes:
         A point with its interval per criterion; a diamond where the paper reports the pair.
     """
     ax = axes_or_new(ax)
-    names = dict(zip(SIDES, table.question.names, strict=True))
+    names = _names(table)
+    colours = colours_of(table.question.names)
     for side, place in _PLACES.items():
         share = table.side(side).contractions
-        estimate(ax, place, share.value, share.ci95, colour_of(names[side]), upright=False, size=6)
+        draw_points(ax, [place], [share], colours[names[side]], upright=False, seeds=False)
     if paper.compares_with_paper(table.question):
-        ax.plot([paper.CONTRACTING_FRACTIONS[side] for side in _PLACES], [-0.3, 1.3], **_PAPER)
+        reported = [paper.CONTRACTING_FRACTIONS[side] for side in _PLACES]
+        ax.plot(reported, [-0.3, 1.3], **_PAPER)
     ax.set_xlim(-0.03, 1.03)
     ax.set_ylim(-0.7, 1.7)
-    ax.set_yticks(list(_PLACES.values()), [_folded(names[side]) for side in _PLACES])
-    labelled(ax, "contracting fraction: share with ΔD < 0, pooled")
+    ax.set_yticks(list(_PLACES.values()), [folded(name, 22) for name in names.values()])
+    label_axes(ax, "contracting fraction: share with ΔD < 0, pooled", "")
     return ax
 
 
 def draw_paired_rates(table: RateTable, *, ax: Axes | None = None, legend: bool = True) -> Axes:
-    """Unsafe-keep rates of both criteria, a line per seed, with means and the paper's.
+    """Draw the unsafe-keep rates of both criteria, a line per seed, with means and the paper's.
 
     Parameters
     ----------
@@ -158,46 +181,43 @@ def draw_paired_rates(table: RateTable, *, ax: Axes | None = None, legend: bool 
     Returns
     -------
     Axes
-        Lines in the criterion's color where its rate is lower, in the baseline's where it is
+        Lines in the criterion's colour where its rate is lower, in the baseline's where it is
         higher, grey where tied; a seed with one rate is a point without a line.
     """
     ax = axes_or_new(ax)
-    names = dict(zip(SIDES, table.question.names, strict=True))
     rates = {side: table.side(side).rates for side in _PLACES}
     ours, theirs = rates["criterion"], rates["baseline"]
-    paired = table.paired
+    paired, names, places = table.paired, _names(table), list(_PLACES.values())
+    colours = colours_of(table.question.names)
     for chosen, colour, label in (
-        (ours < theirs, colour_of(names["criterion"]), f"lower: {paired.lower}"),
+        (ours < theirs, colours[names["criterion"]], f"lower: {paired.lower}"),
         (ours == theirs, _TIED, f"tied: {paired.tied}"),
-        (ours > theirs, colour_of(names["baseline"]), f"higher: {paired.higher}"),
+        (ours > theirs, colours[names["baseline"]], f"higher: {paired.higher}"),
     ):
-        lines = ax.plot(
-            list(_PLACES.values()), np.stack([theirs[chosen], ours[chosen]]), color=colour,
-            linewidth=0.8, alpha=0.45, marker="o", markersize=2.5,
-        )  # fmt: skip
-        if lines:
+        if chosen.any():
+            ax.plot(
+                places, np.stack([theirs[chosen], ours[chosen]]), color=colour, linewidth=0.8,
+                alpha=0.45, marker="o", markersize=2.5,
+            )  # fmt: skip
             words = f"{label} of {counted(paired.seeds, 'seed')}"
             ax.plot([], [], color=colour, linewidth=1.5, label=words)
     alone = np.isnan(ours) != np.isnan(theirs)
     if alone.any():
         ax.plot(
-            np.repeat(list(_PLACES.values()), alone.sum()),
-            np.concatenate([rates[side][alone] for side in _PLACES]),
+            np.repeat(places, alone.sum()), np.concatenate([theirs[alone], ours[alone]]),
             marker="o", markersize=3.5, linestyle="none", markerfacecolor="white",
             markeredgecolor=_TIED, markeredgewidth=0.8,
-            label=f"one rate alone: {counted(int(alone.sum()), 'seed')}",
+            label=f"only one has a rate: {counted(int(alone.sum()), 'seed')}",
         )  # fmt: skip
     for side, place in _PLACES.items():
-        kept, beside = table.side(side), place + 0.16 * _OUTWARD[side]
-        estimate(
-            ax, beside, kept.unsafe_keep_rate, kept.unsafe_keep_rate_ci95,
-            colour_of(names[side]), size=6,
-        )  # fmt: skip
+        mean = Shown.of(table.side(side))
+        beside = place + 0.16 * _OUTWARD[side]
+        draw_points(ax, [beside], [mean], colours[names[side]], seeds=False)
     reported = paper.compares_with_paper(table.question)
     if reported:
         ax.plot([-0.34, 1.34], [paper.UNSAFE_KEEP_RATES[side] for side in _PLACES], **_PAPER)
     ax.plot(
-        [], [], marker="o", markersize=6, color="black", linewidth=1.8,
+        [], [], marker="o", markersize=4, color="black", linewidth=1.5,
         label="mean over seeds (b: pooled), 95 % bootstrap",
     )  # fmt: skip
     base = table.disagreement.increase_rate
@@ -209,8 +229,8 @@ def draw_paired_rates(table: RateTable, *, ax: Axes | None = None, legend: bool 
     ax.set_xlim(-0.55, 1.55)
     ax.set_ylim(-0.04, 1.2)
     ax.set_yticks(np.linspace(0, 1, 6))
-    ax.set_xticks(list(_PLACES.values()), [_folded(names[side]) for side in _PLACES])
-    labelled(ax, "", "unsafe-keep rate: share of these with ΔD > 0")
+    ax.set_xticks(places, [folded(name) for name in names.values()])
+    label_axes(ax, "", "unsafe-keep rate: share with ΔD > 0")
     words = (
         f"difference {with_interval(paired.difference, paired.difference_ci95, signed=True)}\n"
         f"sign test p = {p_value(paired.sign_test_p)}"
@@ -223,18 +243,10 @@ def draw_paired_rates(table: RateTable, *, ax: Axes | None = None, legend: bool 
     return ax
 
 
-def _size(table: RateTable) -> str:
-    """Seeds and tokens in one line."""
-    if not table.seeds:
-        return "no seeds"
-    tokens, outside, disagreement = (
-        f"{table.per_seed(name):.{digits}f}".replace("nan", "an unknown number of")
-        for name, digits in (("tokens", 0), ("outside", 1), ("disagreement", 1))
-    )
-    return (
-        f"{counted(len(table.seeds), 'seed')}; a seed has {tokens} tokens, "
-        f"{outside} outside, {disagreement} in disagreement"
-    )
+def _names(table: RateTable) -> dict[str, str]:
+    """The two criteria by side, in the order of their places."""
+    criterion, baseline = table.question.names
+    return {"baseline": baseline, "criterion": criterion}
 
 
 def _edges(moved: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
@@ -252,25 +264,17 @@ def _edges(moved: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
 
 def _histogram(table: RateTable, side: str, edges: NDArray[np.float64], ax: Axes) -> None:
     """One criterion's ΔD as shares by bin, its contracting fraction in the legend."""
-    delta_d, kept = table.delta_d[side], table.side(side)
-    name = dict(zip(SIDES, table.question.names, strict=True))[side]
+    delta_d, kept, names = table.delta_d[side], table.side(side), _names(table)
     moved = delta_d[delta_d != 0]
     fraction = with_interval(kept.contracting_fraction, kept.contracting_fraction_ci95)
-    label = f"{name}: {counted(kept.kept, 'token')} kept\ncontracting {fraction}"
+    label = folded(f"{names[side]}: {counted(kept.kept, 'token')} kept", 54)
+    label += f"\ncontracting {fraction}"
     if len(moved) < len(delta_d):
         label += f", ΔD = 0 on {len(delta_d) - len(moved)}"
     if kept.undetermined:
         label += f"\n{kept.undetermined} undetermined, in no rate"
     shares = np.histogram(moved, edges)[0] / max(1, len(delta_d))
-    colour = colour_of(name)
+    colour = colours_of(table.question.names)[names[side]]
+    dashes: Any = "-" if side == "criterion" else (0, (3, 1))
     ax.stairs(shares, edges, fill=True, color=colour, alpha=0.18)
-    ax.stairs(
-        shares, edges, color=colour, linewidth=1.4, label=label,
-        linestyle="-" if side == "criterion" else (0, (3, 1)),
-    )  # fmt: skip
-
-
-def _folded(name: str) -> str:
-    """A rule's name in two lines where it is long."""
-    head, _, last = name.rpartition("-")
-    return f"{head}-\n{last}" if len(name) > 12 and head else name
+    ax.stairs(shares, edges, color=colour, linewidth=1.4, linestyle=dashes, label=label)
