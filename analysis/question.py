@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from deltad.divergence import DIVERGENCES
 from deltad.dumps.columns import COLUMNS
 from deltad.dumps.rules import Pair as StoredPair
-from deltad.masks import DEFAULT_THRESHOLD, NONE, RULES, CriterionError, Rule, rule
+from deltad.masks import DEFAULT_THRESHOLD, NONE, RULES, CriterionError, Rule, distinct, rule
 
 if TYPE_CHECKING:
     from deltad.dumps import Dump, Metadata, PartFile
@@ -258,6 +258,7 @@ def comparable(
         for name, each in RULES.items()
         if each is not NONE and each.family in (None, question.divergence)
     ]
+    distinct([base.question.rules[0], *map(rule, asked)])
     for each in asked:
         name = rule(each).name
         if name in resolved:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -809,6 +809,16 @@ CRITERIA: Final[Mapping[str, Rule]] = MappingProxyType(
     {name: each for name, each in RULES.items() if each.is_mask and each is not NONE}
 )
 """Those of them that mask."""
+
+
+def distinct(found: Iterable[Rule]) -> dict[str, Rule]:
+    """Rules by name, each once; two different ones of one name are a CriterionError."""
+    rules: dict[str, Rule] = {}
+    for each in found:
+        known = rules.setdefault(each.name, each)
+        if known is not each and not (each.origin and each.origin == known.origin):
+            raise CriterionError(f"two different rules are named {each.name}: rename one")
+    return rules
 
 
 def rule(asked: str | Rule) -> Rule:

@@ -17,7 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deltad.divergence import DIVERGENCES
-from deltad.masks import CRITERIA, NONE, RULES, CriterionError, Rule, RuleError, Tokens, rule
+from deltad.masks import (
+    CRITERIA,
+    NONE,
+    RULES,
+    CriterionError,
+    Rule,
+    RuleError,
+    Tokens,
+    distinct,
+    rule,
+)
 from tests.policies import Pair, as_array, as_numpy, draw_pair, pairs
 
 OWN = [name for name, each in RULES.items() if each.weight is not None]
@@ -490,3 +500,10 @@ def test_a_rule_that_makes_no_sense_is_refused(options: dict[str, Any], message:
 def test_a_near_name_is_suggested() -> None:
     with pytest.raises(CriterionError, match="did you mean predictive-kl-uniform"):
         rule("predictive-kl-unifrom")
+
+
+def test_two_rules_of_one_name_are_refused_unless_they_are_one() -> None:
+    one, other = (Rule("mine", region="divergence", push="ratio") for _ in range(2))
+    assert list(distinct([one, RULES["ratio"], one])) == ["mine", "ratio"]
+    with pytest.raises(CriterionError, match="two different rules are named mine"):
+        distinct([one, other])

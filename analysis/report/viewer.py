@@ -27,7 +27,7 @@ from deltad.analysis.values import NOISE, WEIGHT
 from deltad.divergence import TAILS
 from deltad.dumps import read_prompts
 from deltad.dumps.columns import VECTORS
-from deltad.masks import RULES, VALUES, CriterionError, Rule, rule
+from deltad.masks import RULES, VALUES, CriterionError, Rule, distinct, rule
 from deltad.tally import Judged
 
 if TYPE_CHECKING:
@@ -344,12 +344,10 @@ def _column(each: Rule, what: str) -> str:
 
 def _rules(source: _Source, arm: str, criteria: Collection[str | Rule]) -> list[Rule]:
     """The built-in rules that the dump can answer for, the pair, and those asked for."""
-    found: dict[str, Rule] = {}
-    for each in (*source.question.rules, *map(rule, criteria)):
+    found = distinct([*source.question.rules, *map(rule, criteria)])
+    for each in found.values():
         each.check_family(source.question.divergence)
         check_rule(source.dump, arm, each)
-        if found.setdefault(each.name, each).origin != each.origin:
-            raise QuestionError(f"two rules are named {each.name}: give one another name")
     answered = {}
     for each in RULES.values():
         try:

@@ -40,7 +40,7 @@ from deltad.analysis.result import (
 )
 from deltad.analysis.tables.compare import bin_of, interval_label, quantile_edges
 from deltad.analysis.values import LINEAR, VALUES, Value, predictors
-from deltad.masks import CRITERIA, CriterionError, Rule, Tokens, rule
+from deltad.masks import CRITERIA, CriterionError, Rule, Tokens, distinct, rule
 
 if TYPE_CHECKING:
     from deltad.analysis.statistics import Interval
@@ -442,11 +442,9 @@ def ladder_table(
     """
     resolved = _shared(dump, question, "the ladder follows one update")
     arm, asked = resolved.criterion_arm, resolved.question
-    rules: dict[str, Rule] = {}
-    for each in (*asked.rules, *map(rule, criteria)):
+    rules = distinct([*asked.rules, *map(rule, criteria)])
+    for each in rules.values():
         check_rule(dump, arm, each)
-        if rules.setdefault(each.name, each) is not each:
-            raise CriterionError(f"two different rules are named {each.name}: rename one")
     recorded = dump.metadata(arm).extra.get("ladder")
     recorded = recorded if isinstance(recorded, dict) else {}
     values = {

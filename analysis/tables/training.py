@@ -28,6 +28,7 @@ from deltad.analysis.result import (
 from deltad.curves import CURVES, TRAINING, BatchLine, read_lines, read_options
 from deltad.dumps import DumpError
 from deltad.dumps.storage import place
+from deltad.masks import RULES
 
 if TYPE_CHECKING:
     from deltad.analysis.statistics import Interval, Paired
@@ -42,9 +43,6 @@ MEASURES: Final[Mapping[str, str]] = {
     "mean": "mean held-out accuracy of all evaluations after the first",
 }
 """What a run is judged by."""
-
-_TAILS: Final = ("aggregated", "uniform", "exact", "full")
-"""In the order of the paper."""
 
 
 @dataclass(frozen=True)
@@ -174,16 +172,10 @@ class TrainingTable(Result):
 
     @cached_property
     def masks(self) -> tuple[str, ...]:
-        """Every mask once, those without a prediction first, then by tail."""
-
-        def order(name: str) -> tuple[int, str]:
-            """The tail's place."""
-            tail = name.rpartition("-")[2]
-            return (_TAILS.index(tail) if tail in _TAILS else len(_TAILS), name)
-
+        """Every mask once: without any, by the ratio alone, then in the order of the rules."""
         found = {run.mask for run in self.runs}
-        first = [name for name in ("none", "clip-higher", "ratio") if name in found]
-        return (*first, *sorted(found - set(first), key=order))
+        order = dict.fromkeys(("none", "clip-higher", "ratio", *RULES))
+        return (*(name for name in order if name in found), *sorted(found - set(order)))
 
     def name_of(self, setting: Setting) -> str:
         """A setting in words; with its folder where another has the same words."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from deltad.curves import BatchLine
 from deltad.dumps import Metadata
 from deltad.losses import TopKLogprobs, trust_region_loss
+from deltad.masks import rule
 from deltad.probes.behavior import ResponseTokens
 from deltad.probes.microbatch import MicroBatch, Rows
 from deltad.probes.monitor import Monitor
@@ -186,7 +187,7 @@ class Trainer:
             [JsonLines(files.folder), counts],
             threshold=training.threshold,
             divergence=training.divergence,
-            criterion=run.mask if run.mask.startswith("predictive") else "",
+            criterion="" if rule(run.mask).push == "ratio" else run.mask,
             masked=(run.mask, "clip-higher"),
             seed=run.seed,
             vocab_size=self.world.vocab_size,

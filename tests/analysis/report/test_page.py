@@ -12,7 +12,7 @@ import pytest
 from deltad.analysis import Question, QuestionError
 from deltad.analysis.report import Report, page, report
 from deltad.dumps import Dump
-from deltad.masks import Rule
+from deltad.masks import CriterionError, Rule
 from tests.analysis.report.texts import HOSTILE
 from tests.dumps.factory import edit_value, make_dump, part_files
 
@@ -108,7 +108,7 @@ def test_a_rule_that_fails_is_refused_by_its_name(hostile: Dump) -> None:
         report(hostile, criteria=[broken])
     with pytest.raises(QuestionError, match="needs the column `no_such`"):
         report(hostile, criteria=[Rule("needy", needs=("no_such",))])
-    with pytest.raises(QuestionError, match="two rules are named ratio"):
+    with pytest.raises(CriterionError, match="two different rules are named ratio"):
         report(hostile, criteria=[Rule("ratio", "zero", origin="mine.py")])
 
 
