@@ -25,6 +25,7 @@ from deltad.analysis.result import (
     shown,
     without_nan,
 )
+from deltad.analysis.values import WEIGHT
 from deltad.divergence import DIVERGENCES
 from deltad.dumps import PartFile, check_batch, part_batches
 from deltad.dumps.footers import scan
@@ -72,11 +73,15 @@ class StepFiles:
         monitor's, and the default for parts of a dump.
     problems : dict of str to str
         File and what is wrong with it, printable.
+    weights : set of float
+        Among them the least and the largest number of tokens that a row stands for, where files
+        say it.
     """
 
     run: Path
     question: StepQuestion | None = None
     problems: dict[str, str] = field(default_factory=dict)
+    weights: set[float] = field(default_factory=set)
     _lines: dict[Path, _Lines] = field(default_factory=dict)
     _parts: dict[Path, tuple[Place, list[StepScalars]]] = field(default_factory=dict)
     _seen: dict[Path, tuple[int, int]] = field(default_factory=dict)
@@ -168,12 +173,14 @@ class StepFiles:
     def _count(self, part: PartFile) -> Iterator[StepScalars]:
         """Steps of one file, whose responses may go on from one batch to the next."""
         question = self.question or StepQuestion()
-        columns = [name for name in columns_for(question) if name in part.columns]
+        columns = [name for name in (*columns_for(question), WEIGHT) if name in part.columns]
         where: dict[str, Any] = {"arm": part.arm, "seed": part.seed, "rank": part.rank}
         steps: dict[int, StepScalars] = {}
         texts = []
         for batch in part_batches(part, columns=columns):
             check_batch(batch, part.metadata, columns)
+            if WEIGHT in columns:
+                self.weights |= {float(batch[WEIGHT].min()), float(batch[WEIGHT].max())}
             for step in count_steps(batch, part.metadata, question, by_sequence=False, **where):
                 known = steps.get(step.step)
                 steps[step.step] = step if known is None else known + step
@@ -243,6 +250,8 @@ class StepTable(Result):
         Characters that the courses in the text may take in all.
     problems : mapping of str to str
         Files that could not be read, and why.
+    unlike : bool
+        Whether rows stand for unlike numbers of tokens: here each counts once.
     """
 
     run: Path
@@ -251,6 +260,7 @@ class StepTable(Result):
     places: int = 8
     width: int = 160
     problems: Mapping[str, str] = field(default_factory=dict)
+    unlike: bool = False
 
     @classmethod
     def of(cls, run: str | Path, question: StepQuestion | None = None, **options: Any) -> StepTable:
@@ -278,7 +288,8 @@ class StepTable(Result):
     def from_files(cls, files: StepFiles, **options: Any) -> StepTable:
         """Make a table of what was read so far."""
         steps = files.steps()
-        return cls(files.run, steps, problems=dict(files.problems), **options)
+        unlike = len(files.weights) > 1
+        return cls(files.run, steps, problems=dict(files.problems), unlike=unlike, **options)
 
     @cached_property
     def courses(self) -> dict[Place, list[StepScalars]]:
@@ -327,6 +338,7 @@ class StepTable(Result):
                     for (arm, seed), steps in self.courses.items()
                 ],
                 "totals": [{"arm": arm, **self.total(arm)} for arm in self._arms],
+                "unweighted": self.unlike,
                 "problems": [
                     {"file": file, "message": message} for file, message in self.problems.items()
                 ],
@@ -367,6 +379,11 @@ class StepTable(Result):
             yield self._course()
             if not all(step.whole for step in self.steps):
                 yield "Only tokens outside are stored: nothing is said of all tokens."
+            if self.unlike:
+                yield (
+                    "Rows stand for unlike numbers of tokens, and each counts once here: "
+                    "`deltad table` weighs them."
+                )
         yield from (f"{file}: {message}" for file, message in self.problems.items())
 
     @property

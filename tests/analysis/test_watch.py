@@ -213,3 +213,12 @@ def test_a_sparkline_is_as_high_as_its_numbers() -> None:
     assert sparkline([0, 0, 1, 1, 2, 2], 3) == "▁▅█"
     assert len(sparkline(list(range(1000)), 12)) == 12
     assert sparkline(list(range(100)), 8) == BLOCKS
+
+
+def test_unlike_weights_are_said_to_count_once(tmp_path: Path) -> None:
+    bare = [name for name in OPTIONAL if name != "weight"]
+    for optional, unlike in ((("weight",), True), (bare, False)):
+        run = make_dump(tmp_path / str(unlike), rows=60, optional=optional, ranks=1, parts=1)
+        table = StepTable.of(run)
+        assert table.to_json_object()["unweighted"] is unlike
+        assert ("each counts once here" in str(table)) is unlike
