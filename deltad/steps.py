@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from deltad.divergence import DIVERGENCES
 from deltad.dumps import Batch, Metadata, batch_tokens
+from deltad.dumps.tokens import RESPONSE, response_tokens
 from deltad.logprobs import LogprobSums
-from deltad.masks import DEFAULT_THRESHOLD, CriterionError, Rule, rule
+from deltad.masks import DEFAULT_THRESHOLD, CriterionError, Rule, distinct, rule
 from deltad.metrics import metric_values
 from deltad.tally import FIELDS, Judged, count, count_pair
 
@@ -29,6 +30,9 @@ STEPS: Final = "_steps"
 """Folder in RUN for steps in numbers; dataset readers skip names that begin with `_`."""
 
 FORMAT: Final = 1
+
+Decisions = Mapping[str, NDArray[np.bool_]]
+"""Which tokens each rule keeps, by its name."""
 
 NOISE: Final = "delta_d_noise"
 """The column of the bound on ΔD's error."""
@@ -159,8 +163,7 @@ class StepQuestion:
     ------
     CriterionError
         A threshold that is negative or not finite, an unknown criterion or divergence, a
-        predictive criterion of another family, one that judges whole responses, or two rules of
-        one name.
+        predictive criterion of another family, or two rules of one name.
     """
 
     threshold: float = DEFAULT_THRESHOLD
@@ -182,18 +185,11 @@ class StepQuestion:
             )
         given = self.criterion or f"predictive-{self.divergence}-aggregated"
         every: list[Any] = [given, self.baseline, *self.masked]
-        rules: dict[str, Rule] = {}
-        if not look_up:
-            every = list(map(str, every))
-        for at, found in enumerate(map(rule, every) if look_up else ()):
-            found.check_family(self.divergence)
-            if found.scope == "sequence":
-                raise CriterionError(
-                    f"criterion {found.name} judges whole responses, which steps are not counted by"
-                )
-            if rules.setdefault(found.name, found) is not found:
-                raise CriterionError(f"two different rules are named {found.name}: rename one")
-            every[at] = found.name
+        found = [rule(each) for each in every] if look_up else []
+        for each in found:
+            each.check_family(self.divergence)
+        rules = distinct(found)
+        every = [each.name for each in found] or list(map(str, every))
         named = {"criterion": every[0], "baseline": every[1], "masked": tuple(every[2:])}
         for name, value in {**named, "threshold": float(self.threshold), "rules": rules}.items():
             object.__setattr__(self, name, value)
@@ -201,6 +197,11 @@ class StepQuestion:
     def __getstate__(self) -> dict[str, Any]:
         """Names alone: rules of a user's file need not be known in another process."""
         return {**self.__dict__, "rules": {}}
+
+    @property
+    def of_responses(self) -> list[Rule]:
+        """The rules that judge whole responses."""
+        return [each for each in self.rules.values() if each.scope == "sequence"]
 
     @property
     def pair(self) -> tuple[Any, ...]:
@@ -411,7 +412,48 @@ def steps_path(run: Path, arm: str, seed: int, rank: int) -> Path:
 def columns_for(question: StepQuestion) -> tuple[str, ...]:
     """Columns of rows that the counts are made of; `NOISE` and post where there are any."""
     optional = (column for each in question.rules.values() for column in each.columns)
-    return tuple(dict.fromkeys((*_SCALARS, NOISE, *optional)))
+    responses = RESPONSE if question.of_responses else ()
+    return tuple(dict.fromkeys((*_SCALARS, NOISE, *optional, *responses)))
+
+
+def judge_responses(columns: Mapping[str, NDArray[Any]], question: StepQuestion) -> Decisions:
+    """Decide by the rules that judge whole responses.
+
+    Parameters
+    ----------
+    columns : mapping of str to array, shape (token,)
+        Those of `RESPONSE` and those that the rules need; all tokens of each response.
+    question : StepQuestion
+        Whose rules.
+
+    Returns
+    -------
+    dict of str to array of bool, shape (token,)
+        Which tokens each rule keeps, by its name.
+
+    Raises
+    ------
+    CriterionError
+        A column is missing, or the first token of a response, which another file or
+        micro-batch must hold.
+    """
+    rules = question.of_responses
+    if not rules:
+        return {}
+    needs = [name for each in rules for name in each.needs]
+    for name in (*RESPONSE, *needs):
+        if name not in columns:
+            raise CriterionError(f"criterion {rules[0].name} needs the column `{name}`: record it")
+    tokens, order = response_tokens(columns, needs)
+    first = order[np.unique(np.asarray(tokens.sequence), return_index=True)[1]]
+    if len(late := first[columns["position"][first] > 0]):
+        raise CriterionError(
+            f"criterion {rules[0].name} judges whole responses, and response "
+            f"{columns['sequence'][late[0]]} of step {columns['step'][late[0]]} begins elsewhere"
+        )
+    region = {"threshold": question.threshold, "divergence": question.divergence}
+    back = np.argsort(order)
+    return {each.name: np.asarray(each.keeps(tokens, **region))[back] for each in rules}  # type: ignore[arg-type]
 
 
 def count_steps(
@@ -422,7 +464,7 @@ def count_steps(
     arm: str,
     seed: int,
     rank: int = 0,
-    by_sequence: bool = True,
+    judged: Decisions | None = None,
 ) -> Iterator[StepScalars]:
     """Count the rows of a batch, step by step.
 
@@ -436,8 +478,10 @@ def count_steps(
         What to count.
     arm, seed, rank
         Where the rows are from.
-    by_sequence : bool
-        Count by response too; the rows of a response must all be in the batch.
+    judged : dict of str to array of bool, shape (token,), optional
+        What `judge_responses` gave for these rows, where a response may go on in another batch:
+        nothing is counted by response then. By default the rows of a response must all be in the
+        batch.
 
     Yields
     ------
@@ -457,15 +501,24 @@ def count_steps(
         )
     whole = metadata.stored_above is None and metadata.near is None
     _check_stored(batch, metadata, question)
+    by_sequence = judged is None
+    if judged is None:
+        judged = judge_responses(batch.columns, question)
     for step in np.unique(batch["step"]).tolist():
         rows = batch["step"] == step
         part = batch if rows.all() else _some(batch, rows)
         empty = StepScalars(arm, seed, int(step), question, whole=whole, ranks=(rank,))
-        yield _count(part, metadata, empty, by_sequence)
+        mine = {name: keep[rows] for name, keep in judged.items()}
+        yield _count(part, metadata, empty, mine, by_sequence)
 
 
 def _check_stored(batch: Batch, metadata: Metadata, question: StepQuestion) -> None:
     """The rules by which rows and top-K log-probs were stored keep every token outside."""
+    if metadata.stored_above is not None and (responses := question.of_responses):
+        raise CriterionError(
+            f"criterion {responses[0].name} judges whole responses, and {batch.path} stores only "
+            "some of their tokens: record all"
+        )
     if metadata.stored_pair is not None:
         raise CriterionError(
             f"{batch.path} stores only tokens on which two criteria disagree, which leaves out "
@@ -485,7 +538,9 @@ def _check_stored(batch: Batch, metadata: Metadata, question: StepQuestion) -> N
             )
 
 
-def _count(batch: Batch, metadata: Metadata, empty: StepScalars, by_sequence: bool) -> StepScalars:
+def _count(
+    batch: Batch, metadata: Metadata, empty: StepScalars, judged: Decisions, by_sequence: bool
+) -> StepScalars:
     """Counts of rows of one step."""
     question, stored = empty.question, batch.columns
     known = batch if batch.vectors.all() else _some(batch, batch.vectors)
@@ -499,7 +554,9 @@ def _count(batch: Batch, metadata: Metadata, empty: StepScalars, by_sequence: bo
     noise = known[NOISE].astype(np.float64) if NOISE in stored else None
     region = {"threshold": question.threshold, "divergence": question.divergence}
     keeps = {
-        name: np.asarray(
+        name: judged[name][batch.vectors]
+        if name in judged
+        else np.asarray(
             each.keeps(replace(before, columns={n: known[n] for n in each.needs}), **region)  # type: ignore[arg-type]
         )
         for name, each in question.rules.items()

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,7 +31,7 @@ from deltad.steps import (
     count_steps,
     steps_path,
 )
-from tests.dumps.factory import make_dump
+from tests.dumps.factory import make_dump, part_files
 
 few = settings(max_examples=40, deadline=None)
 
@@ -327,8 +330,34 @@ def test_rules_of_a_users_own_are_watched_and_named_in_lines(run: Path, tmp_path
         assert read + step == step + read
     with pytest.raises(CriterionError, match="two different rules are named ratio"):
         StepQuestion(criterion=Rule("ratio", push="kl-uniform"))
-    with pytest.raises(CriterionError, match="whole responses"):
-        StepQuestion(masked=("sequence_mask",))
+
+
+def test_rules_of_whole_responses_are_watched(tmp_path: Path) -> None:
+    run = make_dump(tmp_path / "run", arms=("none",), rows=60, drift=1.5, ranks=1, parts=1)
+    low = Rule("low", "zero", weight=lambda tokens: tokens.sequence_log_ratio + 3, scope="sequence")
+    steps = counted(run, StepQuestion(masked=(low,)))
+    rows = pq.read_table(part_files(run)[0]).to_pandas()
+    log_ratio = rows.pre_logprob.astype(float) - rows.behavior_logprob.astype(float)
+    total = log_ratio.groupby([rows.step, rows.sequence]).transform("sum")
+    beyond = (total <= -3) & rows.topk_ids.notna()
+    expected = beyond.groupby(rows.step).sum().to_dict()
+    assert {number: step.masked["low"] for number, step in steps.items()} == expected
+    assert 0 < sum(expected.values()) < len(rows)
+
+
+def test_a_response_that_begins_elsewhere_is_not_judged(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"arms": ("none",), "rows": 30, "ranks": 1, "parts": 1}
+    run = make_dump(tmp_path / "run", **options)
+    file = part_files(run)[0]
+    rows = pq.read_table(file)
+    at = rows.schema.get_field_index("position")
+    late = pc.add(rows["position"], pa.scalar(1, pa.int32()))
+    pq.write_table(rows.set_column(at, rows.schema.field(at), late), file)
+    with pytest.raises(CriterionError, match=r"response \d+ of step \d+ begins elsewhere"):
+        counted(run, StepQuestion(masked=("sequence_mask",)))
+    thin = make_dump(tmp_path / "thin", **options, stored=("kl", 0.1))
+    with pytest.raises(CriterionError, match="stores only some of their tokens"):
+        counted(thin, StepQuestion(masked=("sequence_mask",)))
 
 
 def test_lines_of_older_versions_took_every_change_for_determined() -> None:

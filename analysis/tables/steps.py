@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deltad._checks import parse_json, printable
 from deltad.analysis.pairs import ratio
@@ -30,8 +31,17 @@ from deltad.divergence import DIVERGENCES
 from deltad.dumps import PartFile, check_batch, part_batches
 from deltad.dumps.footers import scan
 from deltad.dumps.storage import place
+from deltad.dumps.tokens import RESPONSE
 from deltad.logprobs import LogprobSums
-from deltad.steps import RATES, STEPS, StepQuestion, StepScalars, columns_for, count_steps
+from deltad.steps import (
+    RATES,
+    STEPS,
+    StepQuestion,
+    StepScalars,
+    columns_for,
+    count_steps,
+    judge_responses,
+)
 
 SHOWN: Final = (
     "tokens", "outside", "outside_rate", "outside_increase_rate", "disagreement",
@@ -175,24 +185,35 @@ class StepFiles:
         question = self.question or StepQuestion()
         columns = [name for name in (*columns_for(question), WEIGHT) if name in part.columns]
         where: dict[str, Any] = {"arm": part.arm, "seed": part.seed, "rank": part.rank}
+        if not part.rows:
+            return
+        every = _response_columns(part, question)
+        judged = judge_responses(every, question)
         steps: dict[int, StepScalars] = {}
-        texts = []
         for batch in part_batches(part, columns=columns):
             check_batch(batch, part.metadata, columns)
             if WEIGHT in columns:
                 self.weights |= {float(batch[WEIGHT].min()), float(batch[WEIGHT].max())}
-            for step in count_steps(batch, part.metadata, question, by_sequence=False, **where):
+            rows = slice(batch.first_row, batch.first_row + len(batch))
+            mine = {name: keep[rows] for name, keep in judged.items()}
+            for step in count_steps(batch, part.metadata, question, judged=mine, **where):
                 known = steps.get(step.step)
                 steps[step.step] = step if known is None else known + step
-            names = ("step", "sequence", "behavior_logprob", "pre_logprob")
-            texts.append([batch[name] for name in names])
-        if not texts:
-            return
-        at, sequence, behavior, policy = (np.concatenate(each) for each in zip(*texts, strict=True))
-        for each, step in steps.items():
-            here = at == each
-            sums = LogprobSums.by_sequence(behavior[here], policy[here], sequence[here])
+        for at, step in steps.items():
+            here = every["step"] == at
+            names = ("behavior_logprob", "pre_logprob", "sequence")
+            sums = LogprobSums.by_sequence(*(every[name][here] for name in names))
             yield replace(step, logprobs=step.logprobs + sums)
+
+
+def _response_columns(part: PartFile, question: StepQuestion) -> dict[str, NDArray[Any]]:
+    """All rows of a file, of what is judged and summed by response."""
+    needs = (name for each in question.of_responses for name in each.needs)
+    names = [name for name in dict.fromkeys((*RESPONSE, *needs)) if name in part.columns]
+    batches = list(part_batches(part, columns=names))
+    for batch in batches:
+        check_batch(batch, part.metadata, names)
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in names}
 
 
 def _state(path: Path) -> tuple[int, int]:

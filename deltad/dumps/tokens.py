@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,11 @@ from deltad.support import Support, topk_support
 
 from .batch import Batch
 from .metadata import Metadata
+
+RESPONSE: Final = (
+    "step", "sequence", "position", "advantage", "behavior_logprob", "pre_logprob",
+)  # fmt: skip
+"""Columns of `response_tokens`, in addition to those that a rule needs."""
 
 
 def token_columns(*, post: bool = False) -> tuple[str, ...]:
@@ -105,6 +111,34 @@ def scalar_tokens(batch: Batch) -> Tokens:
         In float64, a row for each False of `batch.vectors`.
     """
     return _tokens(batch, ~batch.vectors, "pre", None)
+
+
+def response_tokens(
+    columns: Mapping[str, NDArray[Any]], needs: Iterable[str]
+) -> tuple[Tokens, NDArray[np.int64]]:
+    """What rules that judge whole responses see, before the step, and the order that it is in.
+
+    Parameters
+    ----------
+    columns : mapping of str to array, shape (token,)
+        Those of `RESPONSE` and `needs`, of whole responses, in any order.
+    needs : iterable of str
+        Columns that the rules look at.
+
+    Returns
+    -------
+    tokens : Tokens
+        In float64, by step, response and position.
+    order : array of int, shape (token,)
+        The row that each of them comes from.
+    """
+    step, sequence, position = (columns[name] for name in RESPONSE[:3])
+    order = np.lexsort((position, sequence, step))
+    begins = np.diff(step[order], prepend=-1) | np.diff(sequence[order], prepend=-1)
+    advantage, behavior, policy = (columns[name][order].astype(np.float64) for name in RESPONSE[3:])
+    given = {name: columns[name][order].astype(np.float64) for name in needs}
+    number = np.cumsum(begins != 0)
+    return Tokens(advantage, behavior, policy, sequence=number, columns=given), order
 
 
 def _tokens(

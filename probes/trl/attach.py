@@ -127,6 +127,6 @@ def _question(
     """What the metrics count: the region, and the criterion against the ratio's."""
     found = rule("none" if criterion is None else criterion)
     family = divergence or found.family or "kl"
-    alone = found.scope == "token" and f"full_{family}_pre" not in found.columns
-    watched = alone and found.name not in ("none", "ratio")
+    whole = f"full_{family}_pre" in found.columns  # which the trainer's rows do not have
+    watched = not whole and found.name not in ("none", "ratio")
     return StepQuestion(threshold, family, found if watched else "", "ratio")

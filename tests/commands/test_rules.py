@@ -78,11 +78,12 @@ def test_a_rule_works_wherever_a_built_in_one_does(
     page = tmp_path / "page.html"
     assert deltad("view", run, "--criterion", given, "-o", page).exit_code == 0
     assert name in page.read_text()
-    if name == "whole":
-        assert_refused(deltad("watch", run, "--criterion", given, "--once"), 2, "whole responses")
-        return
     watched = as_json("watch", run, "--criterion", given, "--threshold", 0.15)
     assert {each["criterion"] for each in watched["newest"]} == {name}
+    (total,) = watched["totals"]
+    assert total["disagreement"] == disagreement
+    for side in ("baseline", "criterion"):
+        assert total[f"{side}_kept"] == sum(seed[side]["kept"] for seed in found["seeds"])
 
 
 def test_a_rule_by_another_name_gives_the_same_numbers(run: Path, mine: Path) -> None:
