@@ -377,8 +377,8 @@ class Rule:
             value = getattr(self, what)
             if not callable(value) and value not in VALUES:
                 raise CriterionError(
-                    f"`{what}` of rule {self.name} must be a function of Tokens or one of "
-                    f"{', '.join(VALUES)}, got {value!r}"
+                    f"`{what}` of rule {self.name} is {value!r}, but must be a function of Tokens "
+                    f"or one of {', '.join(VALUES)}"
                 )
         if self.scope not in ("token", "sequence"):
             raise CriterionError(

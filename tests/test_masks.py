@@ -487,7 +487,7 @@ def test_a_rule_that_fails_is_named(made: Rule, message: str) -> None:
     ("options", "message"),
     [
         ({"name": "no name"}, "the name of a rule"),
-        ({"region": "divergenc"}, "`region` of rule own must be a function"),
+        ({"region": "divergenc"}, "`region` of rule own is 'divergenc', but must be a function"),
         ({"scope": "batch"}, "`scope` of rule own"),
         ({"divergence": "js"}, "`divergence` of rule own"),
     ],
