@@ -28,59 +28,33 @@ from deltad.commands.terminal import (
 )
 
 PLACES: Final[Mapping[str, Place]] = {
-    "reproduce": Place(
-        "deltad.commands.record:reproduce",
-        "Record the recipe tiny, print its table for all protocols and draw Figure 4: minutes.",
-    ),
-    "record": Place(
-        "deltad.commands.record:RecordCommands",
-        "Record a dump of real updates by a recipe: RUN, then the recipe's fields as options.",
-    ),
-    "train": Place(
-        "deltad.commands.record:TrainCommands",
-        "Train by GRPO with masks, by a recipe, and compare them; or show a finished training.",
-    ),
-    "import": Place(
-        "deltad.commands.imports:import_",
-        "Make a dump of what another framework wrote: responses, and how the policy scores them.",
-    ),
-    "table": Place(
-        "deltad.commands.analysis:table",
-        "Compare two criteria: unsafe-keep rates and contracting fractions, seed by seed.",
-    ),
-    "compare": Place(
-        "deltad.commands.analysis:compare",
-        "Set criteria side by side: what each masks, and how often it was right.",
-    ),
-    "ladder": Place(
-        "deltad.commands.analysis:ladder",
-        "Show where a prediction loses the sign of ΔD, from the token's own logits to the step.",
-    ),
-    "figure4": Place(
-        "deltad.commands.analysis:figure4",
-        "Draw ΔD of kept disagreement tokens, and the unsafe-keep rates by seed.",
-    ),
-    "tokens": Place(
-        "deltad.commands.analysis:tokens",
-        "List tokens with D before and after, ΔD, r, Ḋ and every criterion's decision.",
-    ),
-    "doctor": Place(
-        "deltad.commands.analysis:doctor",
-        "Name the likely cause where engine and trainer disagree, with evidence, size and remedy.",
-    ),
-    "view": Place(
-        "deltad.commands.analysis:view",
-        "Write one HTML page: tables, figures, the doctor's findings and a token viewer.",
-    ),
-    "watch": Place(
-        "deltad.commands.looking:watch",
-        "Follow the optimizer steps of a running or finished recording; Ctrl-C ends it.",
-    ),
-    "check": Place(
-        "deltad.commands.looking:check",
-        "Check every row of a dump against the contract.",
-    ),
-}
+    "reproduce": Place("record:reproduce",
+        "Record the recipe tiny, print its table for all protocols and draw Figure 4: minutes."),
+    "record": Place("record:RecordCommands",
+        "Record a dump of real updates by a recipe: RUN, then the recipe's fields as options."),
+    "train": Place("record:TrainCommands",
+        "Train by GRPO with masks, by a recipe, and compare them; or show a finished training."),
+    "import": Place("imports:import_",
+        "Make a dump of what another framework wrote: responses, and how the policy scores them."),
+    "table": Place("analysis:table",
+        "Compare two criteria: unsafe-keep rates and contracting fractions, seed by seed."),
+    "compare": Place("analysis:compare",
+        "Set criteria side by side: what each masks, and how often it was right."),
+    "ladder": Place("analysis:ladder",
+        "Show where a prediction loses the sign of ΔD, from the token's own logits to the step."),
+    "figure4": Place("analysis:figure4",
+        "Draw ΔD of kept disagreement tokens, and the unsafe-keep rates by seed."),
+    "tokens": Place("analysis:tokens",
+        "List tokens with D before and after, ΔD, r, Ḋ and every criterion's decision."),
+    "doctor": Place("analysis:doctor",
+        "Name the likely cause where engine and trainer disagree, with evidence, size and remedy."),
+    "view": Place("analysis:view",
+        "Write one HTML page: tables, figures, the doctor's findings and a token viewer."),
+    "watch": Place("looking:watch",
+        "Follow the optimizer steps of a running or finished recording; Ctrl-C ends it."),
+    "check": Place("looking:check",
+        "Check every row of a dump against the contract."),
+}  # fmt: skip
 """The commands in the order of the help."""
 
 OBJECTS_PER_COLLECTION: Final = 50_000

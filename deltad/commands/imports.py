@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import typer
 
 from deltad._checks import parse_json
 
-from .options import QUIET, Call, Group, as_place, command, option
+from .options import QUIET, Call, Group, argument, command, option
 from .terminal import BAD_CONTENT, OptionError, complain, is_url, note, sink
 
 if TYPE_CHECKING:
@@ -22,45 +22,42 @@ FORMATS: Final = ("scoring", "prime-rl", "nemo-rl", "vllm", "sglang", "openai", 
 MODES: Final = ("raw", "tempered", "processed")
 """What an engine had done to the logits: nothing, the temperature, that and truncation."""
 
-SOURCES_AND_RUN: Final = Annotated[
-    list[Path],
-    typer.Argument(
-        metavar="SOURCE… RUN", show_default=False, parser=as_place,
-        help="Files or folders with the responses, and last the folder of the dump, or its URL.",
-    ),
-]  # fmt: skip
+SOURCES_AND_RUN: Final = argument(
+    list[Path], "Files or folders with the responses, and last the folder of the dump, or its URL.",
+    "SOURCE… RUN",
+)  # fmt: skip
 
 READ: Final[Group] = {
     "source_form": option(
-        str, "scoring", "--format", metavar="NAME",
-        help="Form of SOURCE: scoring, prime-rl, nemo-rl, or the responses of an engine: vllm, "
-        "sglang, openai, llama.cpp.",
+        str, "scoring",
+        "Form of SOURCE: scoring, prime-rl, nemo-rl, or the responses of an engine: vllm, sglang, "
+        "openai, llama.cpp.", "--format", metavar="NAME",
     ),
     "pre": option(
-        list[Path] | None, None, metavar="FILE",
-        help="Scores before the step; may be given several times.",
+        list[Path] | None, None, "Scores before the step; may be given several times.",
+        metavar="FILE",
     ),
     "post": option(
-        list[Path] | None, None, metavar="FILE",
-        help="Scores after the step; may be given several times.",
+        list[Path] | None, None, "Scores after the step; may be given several times.",
+        metavar="FILE",
     ),
     "join": option(
-        list[Path] | None, None, metavar="FILE",
-        help="More fields of the same responses, advantages say.",
+        list[Path] | None, None, "More fields of the same responses, advantages say.",
+        metavar="FILE",
     ),
     "requests": option(
-        Path | None, None, metavar="FILE",
-        help="Write what has to be scored there, and no dump: no RUN is given.",
+        Path | None, None, "Write what has to be scored there, and no dump: no RUN is given.",
+        metavar="FILE",
     ),
-    "arm": option(str, "actual", help="Name of the update that was applied."),
-    "seed": option(int, 0, help="Independent repetition."),
-    "step": option(int, 0, help="Optimizer step of records that say none."),
+    "arm": option(str, "actual", "Name of the update that was applied."),
+    "seed": option(int, 0, "Independent repetition."),
+    "step": option(int, 0, "Optimizer step of records that say none."),
     "existing": option(
-        str, "refuse", metavar="refuse|replace|append",
-        help="What to do where RUN has this arm and seed.",
+        str, "refuse", "What to do where RUN has this arm and seed.",
+        metavar="refuse|replace|append",
     ),
     "metadata": option(
-        Path | None, None, metavar="FILE", help="JSON with more of the dump's metadata."
+        Path | None, None, "JSON with more of the dump's metadata.", metavar="FILE"
     ),
 }  # fmt: skip
 """What is read, and where it goes."""
@@ -68,44 +65,41 @@ READ: Final[Group] = {
 SAID: Final[Mapping[str, Group]] = {
     "": {
         "model": option(
-            str, "", metavar="NAME|DIR", help="The policy; a folder's config gives n."
+            str, "", "The policy; a folder's config gives n.", metavar="NAME|DIR"
         ),
         "vocab_size": option(
-            int | None, None, min=1, help="n of the model.", show_default="the model's"
+            int | None, None, "n of the model.", min=1, show_default="the model's"
         ),
         "temperature": option(
-            float | None, None, help="That all log-probs are at.",
+            float | None, None, "That all log-probs are at.",
             show_default="the metadata's, else 1",
         ),
-        "top_k": option(
-            int | None, None, min=1, help="K.", show_default="RUN's, else the longest list"
-        ),
+        "top_k": option(int | None, None, "K.", min=1, show_default="RUN's, else the longest list"),
     },
     "behavior": {
-        "engine": option(str, "", metavar="NAME", help="The behavior policy's."),
-        "precision": option(str, "", metavar="NAME", help="The behavior policy's."),
+        "engine": option(str, "", "The behavior policy's.", metavar="NAME"),
+        "precision": option(str, "", "The behavior policy's.", metavar="NAME"),
         "logprobs_mode": option(
-            str, "", metavar="|".join(MODES), help="What the engine had done to its logits.",
+            str, "", "What the engine had done to its logits.", metavar="|".join(MODES),
             show_default="the engine's own, where SOURCE is its responses",
         ),
         "support": option(
-            str, "", metavar="union|replaced-last", show_default="union",
-            help="Whether the sampled token took the place of the K-th in the lists.",
+            str, "", "Whether the sampled token took the place of the K-th in the lists.",
+            metavar="union|replaced-last", show_default="union",
         ),
     },
     "readout": {
         "logits_rounded": option(
-            bool, False, "--logits-rounded",
-            help="Logits were rounded to bfloat16 before the log-sum-exp.",
+            bool, False, "Logits were rounded to bfloat16 before the log-sum-exp."
         ),
     },
     "update": {
         "mask": option(
-            str, "", metavar="NAME", help="Mask of the update.", show_default="the arm's name"
+            str, "", "Mask of the update.", metavar="NAME", show_default="the arm's name"
         ),
-        "threshold": option(float | None, None, help="δ of that mask."),
+        "threshold": option(float | None, None, "δ of that mask."),
         "divergence": option(
-            str, "", metavar="kl|tv", help="Divergence of that mask's region."
+            str, "", "Divergence of that mask's region.", metavar="kl|tv"
         ),
     },
 }  # fmt: skip

@@ -17,15 +17,7 @@ from .options import as_place
 
 
 class Place(NamedTuple):
-    """Where a command is, and its line in the list of commands.
-
-    Attributes
-    ----------
-    where : str
-        `module:name` of a function, or of a `TyperGroup`.
-    help : str
-        One line: the first of the function's docstring.
-    """
+    """Where a command is, `module:name` of a `Command` or a group, and its line in the help."""
 
     where: str
     help: str
@@ -72,14 +64,12 @@ class LazyCommands(LightGroup):
             return None
         where, line = self.places[cmd_name]
         module, name = where.split(":")
-        found = getattr(importlib.import_module(module), name)
+        found = getattr(importlib.import_module(f"deltad.commands.{module}"), name)
         if isinstance(found, type):
             return typer.main.get_group(
                 typer.Typer(cls=found, name=cmd_name, help=line, rich_markup_mode=None)
             )
-        if getattr(found, "builds_command", False):
-            found = found()
-        return made(cmd_name, found)
+        return made(cmd_name, found.for_typer())
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """List the commands, whole lines each."""
@@ -87,24 +77,9 @@ class LazyCommands(LightGroup):
             formatter.write_dl([(name, place.help) for name, place in self.places.items()])
 
 
-def made(name: str, function: Callable[..., None], *, help: str | None = None) -> Any:
-    """Make the command of a function.
-
-    Parameters
-    ----------
-    name : str
-        Name of the command.
-    function : callable
-        Its parameters are the options.
-    help : str, optional
-        The function's docstring otherwise.
-
-    Returns
-    -------
-    typer.core.TyperCommand
-        Ready to run.
-    """
-    text, _, example = (help or inspect.getdoc(function) or "").partition("Example: ")
+def made(name: str, function: Callable[..., None]) -> Any:
+    """Make typer's command of a function: parameters are options, its docstring the help."""
+    text, _, example = (inspect.getdoc(function) or "").partition("Example: ")
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
     single.command(
         name, cls=LightCommand, help=text.strip(), epilog=f"Example: {example}" if example else None

@@ -6,31 +6,34 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
 from .analysis import FORMS
-from .options import PAIR, QUIET, REGION, Call, command
+from .options import PAIR, QUIET, REGION, Call, Group, command, option
 from .terminal import BAD_CONTENT, OptionError, complain
 
 if TYPE_CHECKING:
     from deltad.dumps import Dump
 
 
-@command(REGION, PAIR, forms=FORMS)
-def watch(
-    call: Call,
-    *,
-    once: Annotated[bool, typer.Option("--once", help="Print what there is now, and end.")] = False,
-    interval: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks.")] = 2.0,
-    scalar: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", show_default="the usual ones",
-                     help="Show the course of this number; may be given several times."),
-    ] = None,
-    rows: Annotated[int, typer.Option(min=1, help="Arms and seeds listed in text.")] = 8,
-) -> None:  # fmt: skip
+WATCH: Final[Group] = {
+    "once": option(bool, False, "Print what there is now, and end."),
+    "interval": option(float, 2.0, "Seconds between two looks.", min=0.05),
+    "scalar": option(
+        list[str] | None, None, "Show the course of this number; may be given several times.",
+        metavar="NAME", show_default="the usual ones",
+    ),
+    "rows": option(int, 8, "Arms and seeds listed in text.", min=1),
+}  # fmt: skip
+CHECK: Final[Group] = {
+    "form": option(str, "text", "Form of the output.", "--format", metavar="text|json"),
+}
+
+
+@command(WATCH, REGION, PAIR, forms=FORMS)
+def watch(call: Call) -> None:
     """Follow the optimizer steps of a running or finished recording; Ctrl-C ends it.
 
     Reads what a monitor writes into RUN/_steps, else the files of the dump as they become
@@ -39,34 +42,29 @@ def watch(
 
     Example: deltad watch data_dumps/tiny-whole --once
     """
-    asked = call.values["form"] or call.output is not None or once
-    following = not asked and sys.stdout.isatty()
     (run,) = call.run
     if not run.is_dir():
         raise OptionError(f"{run} {'is no folder' if run.exists() else 'does not exist'}")
-    shared = {name: call.values[name] for name in ("threshold", "divergence", *PAIR)}
+    asked = call.given(*REGION, *PAIR)
     question = None
-    if tuple(shared.values()) != (None, "kl", "", "ratio"):
-        from deltad.masks import DEFAULT_THRESHOLD
+    if asked != {name: each.default for name, each in {**REGION, **PAIR}.items() if name in asked}:
         from deltad.steps import StepQuestion
 
-        if shared["threshold"] is None:
-            shared["threshold"] = DEFAULT_THRESHOLD
-        question = StepQuestion(**shared)
+        question = StepQuestion(**asked)
     from deltad.analysis.tables.steps import SHOWN, StepFiles, StepTable
 
     files = StepFiles(run, question)
-    shown = tuple(scalar) if scalar else SHOWN
+    shown = tuple(call.scalar or SHOWN)
 
     def look(height: int = 1000, width: int = 80) -> StepTable:
-        listed = min(rows, max(1, height - len(shown) - 12))
-        return StepTable.from_files(files, shown=shown, places=listed, width=width)
+        places = min(call.rows, max(1, height - len(shown) - 12))
+        return StepTable.from_files(files, shown=shown, places=places, width=width)
 
     files.refresh()
-    if following:
-        _follow(files, look, interval)
-    else:
+    if call.once or call.output is not None or call.values["form"] or not sys.stdout.isatty():
         call.write(look())
+    else:
+        _follow(files, look, call.interval)
 
 
 def _follow(files: Any, look: Callable[[int, int], Any], interval: float) -> None:
@@ -92,21 +90,15 @@ def _follow(files: Any, look: Callable[[int, int], Any], interval: float) -> Non
         return
 
 
-@command(QUIET)
-def check(
-    call: Call,
-    *,
-    form: Annotated[
-        str,
-        typer.Option("--format", metavar="text|json", help="Form of the output."),
-    ] = "text",
-) -> None:
+@command(CHECK, QUIET)
+def check(call: Call) -> None:
     """Check every row of a dump against the contract.
 
     Prints one line per problem, and ends with status 1 where there is any.
 
     Example: deltad check data_dumps/tiny-whole
     """
+    form = call.values["form"]
     if form not in ("text", "json"):
         raise OptionError(f"`--format` must be one of text, json, got {form!r}")
     from deltad.dumps.validate import check_dump
