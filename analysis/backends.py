@@ -118,27 +118,11 @@ class Backend(Protocol):
         *,
         progress: Callable[[Item], None] | None = None,
     ) -> Iterator[Found]:
-        """Apply a function to every item.
+        """Apply a function to every item, and give what it gave in the order of the items.
 
-        Parameters
-        ----------
-        function : callable
-            Of an item alone; it and its results can be pickled.
-        items : sequence
-            Any number.
-        progress : callable, optional
-            Told every item when it is done, by the thread that iterates, in any order.
-
-        Yields
-        ------
-        object
-            What the function gave, in the order of the items.
-
-        Raises
-        ------
-        Exception
-            What the function raised for the first item, in their order, for which it raised
-            anything; nothing is left running.
+        The function, the items and what it gives can be pickled. `progress` is told every item
+        when it is done, by the thread that iterates, in any order. What the function raised for
+        the first item in their order is raised, and nothing is left running.
         """
         ...
 

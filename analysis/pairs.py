@@ -401,32 +401,11 @@ def pair_of(
     weighted: bool = False,
     bootstrap_seed: int = 0,
 ) -> Pair:
-    """Count a pair of criteria in what was read.
+    """Count a pair of criteria in what was read, every seed of the criterion's arm.
 
-    Parameters
-    ----------
-    resolved : Resolved
-        The question and its arms.
-    read : mapping of (arm, seed) to sequence of Outside
-        As `reading.read` gives it, of at least these arms.
-    criterion, baseline : int
-        Their places among the rules that were asked.
-    point : int
-        Which of the points.
-    rows : mapping of (arm, seed) to rows, optional
-        Which of the tokens outside; all by default.
-    weighted, bootstrap_seed
-        As of `Tokens`.
-
-    Returns
-    -------
-    Pair
-        Every seed of the criterion's arm.
-
-    Raises
-    ------
-    QuestionError
-        The two arms do not hold the same tokens in disagreement.
+    `criterion` and `baseline` are places among the rules that were asked; `rows` says which of
+    the tokens outside are counted, by arm and seed. QuestionError where the two arms do not hold
+    the same tokens in disagreement.
     """
     own = resolved.question.protocol == OWN
     ours, theirs = resolved.criterion_arm, resolved.baseline_arm

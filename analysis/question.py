@@ -177,29 +177,9 @@ def answerable_protocols(
 ) -> tuple[dict[str, Resolved], dict[str, str]]:
     """Resolve a question under every protocol that a dump can answer, or under those named.
 
-    Parameters
-    ----------
-    dump : Dump
-        Only its footers are read.
-    question : Question
-        Its own protocol is not looked at.
-    names : sequence of str
-        Protocols; by default `shared:none` and `own` first, then the other arms, never
-        `shared:zero-step`, whose ΔD is 0 by construction.
-    needs, disagreement_only
-        As `Question.resolve`.
-
-    Returns
-    -------
-    resolved : dict of str to Resolved
-        In that order.
-    refused : dict of str to str
-        The protocols that were tried in vain, and why.
-
-    Raises
-    ------
-    QuestionError, CriterionError
-        No protocol is left.
+    By default `shared:none` and `own` come first, then the other arms, never `shared:zero-step`,
+    whose ΔD is 0 by construction. Also gives what was tried in vain, and why; an error where
+    nothing is left.
     """
     others = [arm for arm in dump.arms if arm not in (NONE.name, ZERO_STEP)]
     first = [SHARED + NONE.name] if NONE.name in dump.arms else []
@@ -227,28 +207,9 @@ def comparable(
 ) -> tuple[dict[str, Resolved], dict[str, str]]:
     """Find the criteria that a dump can answer for, each against the question's baseline.
 
-    Parameters
-    ----------
-    dump : Dump
-        Only its footers are read.
-    question : Question
-        Region, baseline and protocol.
-    criteria : sequence of str or Rule
-        Those asked for; by default every built-in one that the region's divergence allows.
-    needs : collection of {"pre", "post"}
-        As `Question.resolve`.
-
-    Returns
-    -------
-    resolved : dict of str to Resolved
-        By the criterion's name; the baseline first, then the others in the order asked for.
-    refused : dict of str to str
-        Criteria of the default that the dump cannot answer for, and why.
-
-    Raises
-    ------
-    QuestionError, CriterionError
-        The dump cannot answer for the baseline, or for a criterion asked for by name.
+    By default every built-in one that the region's divergence allows; the baseline comes first.
+    Also gives those of the default that the dump cannot answer for, and why; of those asked for
+    by name, that is an error.
     """
     base = replace(question, criterion=question.baseline).resolve(dump, needs=needs)
     resolved = {base.question.names[0]: base}
@@ -284,13 +245,7 @@ def arms_of(resolved: dict[str, Resolved]) -> tuple[str, ...]:
 
 
 def check_rule(dump: Dump, arm: str, needed: Rule) -> None:
-    """Refuse a rule that needs columns, or whole responses, that an arm was recorded without.
-
-    Raises
-    ------
-    QuestionError
-        Names the column.
-    """
+    """Refuse a rule that needs columns, or whole responses, that an arm was recorded without."""
     check_columns(dump, arm, needed.columns, f"criterion {needed.name}")
     if needed.scope == "sequence":
         for part in dump.files(arm):
@@ -315,22 +270,7 @@ def check_columns(dump: Dump, arm: str, columns: Collection[str], who: str) -> N
 
 
 def check_readings(dump: Dump, arm: str, needs: Collection[str]) -> None:
-    """Refuse what needs log-probs of the policy that an arm was recorded without.
-
-    Parameters
-    ----------
-    dump : Dump
-        Only its footers are read.
-    arm : str
-        Of the dump.
-    needs : collection of {"pre", "post"}
-        Before and after the update.
-
-    Raises
-    ------
-    QuestionError
-        Says what is missing and how to get it.
-    """
+    """Refuse what needs log-probs of the policy, "pre" or "post", that an arm does not have."""
     missing = set(needs) - dump.readings(arm)
     for reading, what, when in (
         ("pre", "D, Ḋ and every mask need", "before"),
@@ -355,18 +295,7 @@ def unjudged(dump: Dump, arms: Collection[str]) -> str:
 
 
 def check_stored(dump: Dump, arm: str, question: Question, *, disagreement_only: bool) -> None:
-    """Refuse a question about tokens or top-K log-probs that were not stored.
-
-    Parameters
-    ----------
-    dump, arm, question, disagreement_only
-        As of `Question.resolve`.
-
-    Raises
-    ------
-    QuestionError
-        Says what is stored, and what to ask or to record.
-    """
+    """Refuse a question about tokens or top-K log-probs that were not stored."""
     for part in dump.files(arm):
         for what, divergence, least, remedy in _bounds(part):
             if divergence != question.divergence:

@@ -303,30 +303,11 @@ def read(
     backend: Backend | None = None,
     progress: Progress | None = None,
 ) -> dict[tuple[str, int], list[Outside]]:
-    """Read the tokens outside of every seed of some arms, at every point.
+    """Read the tokens outside of every seed of some arms.
 
-    Parameters
-    ----------
-    dump : Dump
-        An open dump; every row of the columns used is read and checked.
-    arms : collection of str
-        Which of its arms.
-    ask : Ask
-        What.
-    backend : Backend, optional
-        Where to read; by default on this machine's cores.
-    progress : callable, optional
-        Told the number of rows of every span that is done.
-
-    Returns
-    -------
-    dict of (arm, seed) to list of Outside
-        A seed's tokens outside at every point, in the order of the dump's rows.
-
-    Raises
-    ------
-    DumpError, QuestionError
-        As `Ask`; or the arms do not hold the same tokens.
+    Every row of the columns used is read and checked. Gives a seed's tokens outside at every
+    point, in the order of the dump's rows; `progress` is told the rows of every span done.
+    QuestionError where the arms do not hold the same tokens.
     """
     dump.check_arms(arms)
     backend = backend or LocalBackend()

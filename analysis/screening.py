@@ -77,15 +77,7 @@ class _Policy:
 
 
 class Screen:
-    """Looks at blocks of one shape of lists; keeps its scratch arrays from block to block.
-
-    Parameters
-    ----------
-    metadata : Metadata
-        Of the file that the blocks are from.
-    region : Question
-        Its threshold and divergence.
-    """
+    """Looks at blocks of one shape of lists; keeps its scratch arrays from block to block."""
 
     def __init__(self, metadata: Metadata, region: Question) -> None:
         self._tolerance = metadata.logprob_tolerance
@@ -103,20 +95,10 @@ class Screen:
         self._floats = [np.empty(size, np.float32) for _ in range(3)]
 
     def candidates(self, batch: Batch, rows: slice) -> NDArray[np.intp] | None:
-        """Find the rows of a block that may lie outside.
+        """Find the rows of a block that may lie outside: every token outside is among them.
 
-        Parameters
-        ----------
-        batch : Batch
-            Unchecked, with ids, and lists and scalars of the policies that were read.
-        rows : slice
-            Which of its rows, `block_rows` at most.
-
-        Returns
-        -------
-        ndarray of int or None
-            Places in the batch, ascending: every token outside is among them. None where a
-            value may be impossible, or ids are padded: the block is to be checked in full.
+        The batch is unchecked, with ids, lists and scalars of the policies that were read. None
+        where a value may be impossible, or ids are padded: the block is to be checked in full.
         """
         known = batch.vectors[rows]
         with np.errstate(invalid="ignore", over="ignore"):

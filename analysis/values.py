@@ -157,14 +157,8 @@ class Responses:
 
     A token's state is its prompt and the response before it. Siblings (responses of one group in
     the same step) begin in one state, so their first tokens share it; they go on sharing as long
-    as their tokens are the same.
-
-    Parameters
-    ----------
-    tokens : ndarray of int, shape (token, 5)
-        The `COLUMNS` of every token of a seed, in any order.
-    whole : bool
-        Whether no token was left out on purpose.
+    as their tokens are the same. `tokens`, shape (token, 5), holds the `COLUMNS` of every token
+    of a seed; `whole` says whether no token was left out on purpose.
     """
 
     COLUMNS: Final = ("step", "group", "sequence", "position", "token_id")
@@ -178,19 +172,11 @@ class Responses:
             self._read_group(list(group))
 
     def state(self, step: ArrayLike, sequence: ArrayLike, position: ArrayLike) -> NDArray[np.intp]:
-        """Whether tokens stand in a state of their own.
+        """Place in `STATES`, shape (token,).
 
-        Parameters
-        ----------
-        step, sequence, position : ArrayLike of int, shape (token,)
-            Which tokens.
-
-        Returns
-        -------
-        ndarray of int, shape (token,)
-            The place in `STATES`: 1 where another response of the group has the same tokens
-            before this position, and always at position 0; else 0; `UNKNOWN` behind the first
-            position where some token of the group is missing.
+        1 where another response of the group has the same tokens before this position, and always
+        at position 0; else 0; `UNKNOWN` behind the first position where some token of the group is
+        missing.
         """
         keys = zip(np.asarray(step).tolist(), np.asarray(sequence).tolist(), strict=True)
         reach = np.array([self._shared.get(key, UNKNOWN) for key in keys], dtype=np.intp)
@@ -364,13 +350,7 @@ VALUES: Final[Mapping[str, Value]] = MappingProxyType(
 
 
 def conditions_named(names: Sequence[str]) -> tuple[Value, ...]:
-    """Look conditions up, each once.
-
-    Raises
-    ------
-    QuestionError
-        An unknown name; the message lists those that exist.
-    """
+    """Look conditions up, each once; QuestionError lists those that exist."""
     for name in names:
         if name not in CONDITIONS:
             raise QuestionError(
