@@ -548,6 +548,12 @@ def pair_columns(of: Callable[[Any], Pair] = attrgetter("pair")) -> list[Column]
     return [*found, sign_test]
 
 
+def base_object(pair: Pair) -> dict[str, Any]:
+    """The base rate of the tokens outside, with its counts."""
+    names = ("tokens", "undetermined", "increase_rate", "constant_guess")
+    return {"outside": {name: getattr(pair.outside, name) for name in names}}
+
+
 def base_text(base: Tokens) -> str:
     """A base rate with its counts, and what always guessing gets right."""
     words = (
@@ -557,6 +563,20 @@ def base_text(base: Tokens) -> str:
     if base.undetermined:
         words += f"; ΔD of {base.undetermined} is undetermined"
     return words
+
+
+def asked(question: Question) -> dict[str, Any]:
+    """The question's region and protocol, as JSON objects begin with it."""
+    return {name: getattr(question, name) for name in ("threshold", "divergence", "protocol")}
+
+
+def bootstrap_object(bootstrap_seed: int) -> dict[str, Any]:
+    """How intervals were made."""
+    return {
+        "method": statistics.METHOD,
+        "resamples": statistics.RESAMPLES,
+        "seed": bootstrap_seed,
+    }
 
 
 def bootstrap_text(bootstrap_seed: int) -> str:

@@ -15,7 +15,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from deltad._checks import printable
 from deltad.divergence import DIVERGENCES
@@ -86,6 +86,11 @@ class Column:
         return self.show(row) if self.show is not None else shown(self.value(row))
 
 
+def record(columns: Iterable[Column], row: Any) -> dict[str, Any]:
+    """A row as an object: the columns that have a name."""
+    return {each.name: each.value(row) for each in columns if each.name}
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows to be read: cells that are text already, under their headings."""
@@ -107,19 +112,32 @@ class Result(ABC):
     A command prints `text`, or writes one of the other forms; a notebook shows `_repr_html_`.
     """
 
-    if TYPE_CHECKING:  # a subclass may have these as fields
+    COLUMNS: ClassVar[Sequence[Column]] = ()
+    """What stands in a row, where that is the same for all results of a kind."""
 
-        @property
-        def columns(self) -> Sequence[Column]:
-            """What stands in a row."""
+    if TYPE_CHECKING:  # a subclass may have them as a field
 
         @property
         def rows(self) -> Sequence[Any]:
             """Rows, as the columns take them."""
 
+    @property
+    def columns(self) -> Sequence[Column]:
+        """What stands in a row."""
+        return self.COLUMNS
+
     @abstractmethod
+    def objects(self) -> dict[str, Any]:
+        """What its JSON object holds after `format`."""
+
     def to_json_object(self) -> dict[str, Any]:
         """Everything as plain objects, `format` first; NaN is None."""
+        found: dict[str, Any] = without_nan({"format": FORMAT, **self.objects()})
+        return found
+
+    def records(self) -> list[dict[str, Any]]:
+        """The rows as objects."""
+        return [record(self.columns, row) for row in self.rows]
 
     @abstractmethod
     def parts(self) -> Iterable[str | Table]:
@@ -139,8 +157,7 @@ class Result(ABC):
 
     def to_dict(self) -> dict[str, list[Any]]:
         """The columns by name, of equal length; NaN or None where a number is undefined."""
-        rows = self.rows
-        return {each.name: [each.value(row) for row in rows] for each in self.columns}
+        return {each.name: [each.value(row) for row in self.rows] for each in self.columns}
 
     def to_frame(self, *, long: bool = False) -> pd.DataFrame:
         """The columns as a DataFrame.

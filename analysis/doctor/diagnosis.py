@@ -71,7 +71,7 @@ class Diagnosis(Result):
         """The likeliest cause, None where nothing wrong was found."""
         return self.findings[0].cause if self.findings else None
 
-    columns = (
+    COLUMNS = (
         Column("cause", "its name", lambda found: found.cause, key=True),
         Column("confidence", "0 to 1", lambda found: found.confidence),
         Column("tokens", "tokens of the sample that show it", lambda found: found.tokens),
@@ -104,13 +104,10 @@ class Diagnosis(Result):
         )
         yield from (f"not judged: {each}" for each in looked.without)
 
-    def to_json_object(self) -> dict[str, Any]:
-        """`format`, `healthy`, `findings`: the contract."""
-        return {
-            "format": 1,
-            "healthy": self.healthy,
-            "findings": [each.to_json_object() for each in self.findings],
-        }
+    def objects(self) -> dict[str, Any]:
+        """`healthy` and `findings`: the contract."""
+        findings = [each.to_json_object() for each in self.findings]
+        return {"healthy": self.healthy, "findings": findings}
 
 
 def examine(

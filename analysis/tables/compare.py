@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,7 +23,10 @@ from deltad.analysis.pairs import (
     Estimate,
     Pair,
     accuracy_columns,
+    asked,
+    base_object,
     base_text,
+    bootstrap_object,
     bootstrap_text,
     named,
     pair_columns,
@@ -43,7 +46,6 @@ from deltad.analysis.question import (
 )
 from deltad.analysis.reading import Ask, read, unlike_weights
 from deltad.analysis.result import (
-    FORMAT,
     Column,
     Result,
     Table,
@@ -51,7 +53,6 @@ from deltad.analysis.result import (
     number,
     p_value,
     region,
-    without_nan,
 )
 from deltad.analysis.values import CONDITIONS, UNKNOWN, Value, conditions_named
 from deltad.masks import Rule
@@ -67,7 +68,6 @@ from .rates import (
     RATES,
     SIGN_TEST,
     UNSAFE,
-    bootstrap_object,
     in_text,
     key,
     known,
@@ -118,13 +118,6 @@ class PairTable(Result):
     refused: Mapping[str, str]
     unjudged: str = ""
 
-    COLUMNS: ClassVar[list[Column]] = []
-
-    @property
-    def columns(self) -> Sequence[Column]:
-        """What every row says."""
-        return self.COLUMNS
-
     @property
     def first(self) -> Pair:
         """The first row's pair."""
@@ -137,26 +130,14 @@ class PairTable(Result):
             raise QuestionError(self.unjudged)
         return super().figure()
 
-    def _object(self, **more: Any) -> dict[str, Any]:
-        """The JSON object: what was asked first, NaN as None."""
-        question = self.question
-        found: dict[str, Any] = without_nan(
-            {
-                "format": FORMAT,
-                "threshold": question.threshold,
-                "divergence": question.divergence,
-                "protocol": question.protocol,
-                "baseline": question.names[1],
-                "seeds": len(self.first.seeds),
-                "bootstrap": bootstrap_object(self.first.bootstrap_seed),
-                **more,
-            }
-        )
-        return found
-
-    def _records(self) -> list[dict[str, Any]]:
-        """The rows as objects."""
-        return [{each.name: each.value(row) for each in self.columns} for row in self.rows]
+    def objects(self) -> dict[str, Any]:
+        """What was asked."""
+        return {
+            **asked(self.question),
+            "baseline": self.question.names[1],
+            "seeds": len(self.first.seeds),
+            "bootstrap": bootstrap_object(self.first.bootstrap_seed),
+        }
 
     def _notes(self) -> Iterable[str]:
         """How intervals were made, what is unknown, what was left out."""
@@ -195,17 +176,14 @@ class Sweep(PairTable):
         found: str = self.rows[0].over
         return found
 
-    def to_json_object(self) -> dict[str, Any]:
-        """What was asked, and the rows as objects.
-
-        What the points do not have in common (`threshold` or `protocol`) stands in the rows alone.
-        """
-        found = self._object(
-            criterion=self.question.names[0], over=self.over, points=self._records(),
-            refused=dict(self.refused), unjudged=self.unjudged or None,
-        )  # fmt: skip
+    def objects(self) -> dict[str, Any]:
+        """What was asked, and the rows; what is not the same for all stands in these alone."""
+        found = super().objects()
         found.pop(self.over, None)
-        return found
+        return {
+            **found, "criterion": self.question.names[0], "over": self.over,
+            "points": self.records(), "refused": self.refused, "unjudged": self.unjudged or None,
+        }  # fmt: skip
 
     def parts(self) -> Iterable[str | Table]:
         """A row per point: counts, rates, predicted signs."""
@@ -297,19 +275,16 @@ class Comparison(PairTable):
         found: Compared = self.rows[self.names.index(name)]
         return found
 
-    def to_json_object(self) -> dict[str, Any]:
+    def objects(self) -> dict[str, Any]:
         """A row per criterion, and the agreement matrix."""
-        base = self.first.outside
-        told = ("tokens", "undetermined", "increase_rate", "constant_guess")
-        return self._object(
-            tokens=self.first.tokens, rows=self.stored, rows_without_topk=self.first.without_topk,
-            base={"outside": {name: getattr(base, name) for name in told}},
-            criteria=self._records(),
-            agreement={
-                "criteria": list(self.names), "tokens": base.tokens, "alike": self.alike.tolist(),
-            },
-            refused=dict(self.refused), unjudged=self.unjudged or None,
-        )  # fmt: skip
+        first, alike = self.first, self.alike.tolist()
+        return {
+            **super().objects(), "tokens": first.tokens, "rows": self.stored,
+            "rows_without_topk": first.without_topk, "base": base_object(first),
+            "criteria": self.records(),
+            "agreement": {"criteria": self.names, "tokens": first.outside.tokens, "alike": alike},
+            "refused": self.refused, "unjudged": self.unjudged or None,
+        }  # fmt: skip
 
     def parts(self) -> Iterable[str | Table]:
         """What each criterion masks and predicts, the pairs, who agrees with whom."""
@@ -399,13 +374,14 @@ class ConditionTable(PairTable):
         wanted = (condition, criterion)
         return [part for part in self.rows if (part.condition, part.criterion) == wanted]
 
-    def to_json_object(self) -> dict[str, Any]:
-        """What was asked, and the rows as objects."""
-        return self._object(
-            bins_asked=self.bins,
-            conditions={each.name: each.meaning for each in self.conditions},
-            rows=self._records(),
-        )
+    def objects(self) -> dict[str, Any]:
+        """What was asked, and the rows."""
+        return {
+            **super().objects(),
+            "bins_asked": self.bins,
+            "conditions": {each.name: each.meaning for each in self.conditions},
+            "rows": self.records(),
+        }
 
     def parts(self) -> Iterable[str | Table]:
         """A table per condition."""

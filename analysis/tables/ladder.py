@@ -26,17 +26,16 @@ from deltad.analysis.question import OWN, Question, QuestionError, Resolved, che
 from deltad.analysis.reading import Ask, Outside, read, unlike_weights
 from deltad.analysis.result import (
     DASH,
-    FORMAT,
     Column,
     Result,
     Table,
     counted,
     number,
+    record,
     region,
     title,
     unit,
     with_interval,
-    without_nan,
 )
 from deltad.analysis.tables.compare import bin_of, interval_label, quantile_edges
 from deltad.analysis.values import LINEAR, VALUES, Value, predictors
@@ -200,11 +199,6 @@ class LadderTable(Result):
         )
 
     @property
-    def columns(self) -> Sequence[Column]:
-        """One row per rung, set of tokens and criterion."""
-        return LADDER_TABLE_COLUMNS
-
-    @property
     def rows(self) -> Sequence[tuple[LadderTable, str, str, str]]:
         """By rung, set and criterion."""
         return [
@@ -214,8 +208,8 @@ class LadderTable(Result):
             for name in self.criteria
         ]
 
-    def to_json_object(self) -> dict[str, Any]:
-        """Every share and cost; NaN is None."""
+    def objects(self) -> dict[str, Any]:
+        """Every share and cost."""
         question = self.question
 
         def judged(rung: str, within: str) -> dict[str, Any]:
@@ -240,15 +234,15 @@ class LadderTable(Result):
                 }
             return found
 
-        return _object(
-            self.pair,
-            criterion=question.names[0],
-            baseline=question.names[1],
-            criteria=list(self.criteria),
-            tokens=self.pair.tokens,
+        return {
+            **_asked(self.pair),
+            "criterion": question.names[0],
+            "baseline": question.names[1],
+            "criteria": self.criteria,
+            "tokens": self.pair.tokens,
             **{within: self.tokens(within) for within in SETS},
-            sampled={within: self.sampled(within) for within in SETS},
-            rungs=[
+            "sampled": {within: self.sampled(within) for within in SETS},
+            "rungs": [
                 {
                     "rung": rung.name,
                     "label": rung.label,
@@ -257,9 +251,9 @@ class LadderTable(Result):
                 }
                 for rung in self.rungs
             ],
-            missing=dict(self.missing),
-            recorded=dict(self.recorded),
-        )
+            "missing": self.missing,
+            "recorded": self.recorded,
+        }
 
     def parts(self) -> Iterable[str | Table]:
         """Shares, base rates, agreement with the step, costs, and what is missing."""
@@ -397,6 +391,8 @@ LADDER_TABLE_COLUMNS: Final = [
     Column("cause", "what lies between the two rungs", lambda row: row[0].cause(row[1])),
 ]  # fmt: skip
 """Columns of the ladder's table, one row per rung, set of tokens and criterion."""
+
+LadderTable.COLUMNS = LADDER_TABLE_COLUMNS
 
 
 def ladder_table(
@@ -706,32 +702,25 @@ class Calibration(Result):
         return self.pair.outside
 
     @property
-    def columns(self) -> Sequence[Column]:
-        """One row per predictor and bin."""
-        return CALIBRATION_COLUMNS
-
-    @property
     def rows(self) -> Sequence[tuple[Calibrated, Bin]]:
         """By predictor and bin."""
         return [(each, part) for each in self.predictors for part in each.bins]
 
-    def to_json_object(self) -> dict[str, Any]:
-        """Predictors with their bins as objects."""
-        base = self.base
-        names = ("tokens", "undetermined", "increase_rate", "constant_guess")
-        return _object(
-            self.pair,
-            base={"outside": {name: getattr(base, name) for name in names}},
-            directions=[
+    def objects(self) -> dict[str, Any]:
+        """Predictors with their bins."""
+        return {
+            **_asked(self.pair),
+            "base": pairs.base_object(self.pair),
+            "directions": [
                 {
-                    **_record(_OF_ALL, (each, None)),
+                    **record(_OF_ALL, (each, None)),
                     "formula": each.predictor.meaning,
-                    "bins": [_record(_OF_BIN, (each, part)) for part in each.bins],
+                    "bins": [record(_OF_BIN, (each, part)) for part in each.bins],
                 }
                 for each in self.predictors
             ],
-            refused=self.refused,
-        )
+            "refused": self.refused,
+        }
 
     def parts(self) -> Iterable[str | Table]:
         """A row per predictor, then the bins of each."""
@@ -759,11 +748,6 @@ class Calibration(Result):
         )
         yield from pairs.unknown_text([self.pair])
         yield from (f"{name} is left out: {why}" for name, why in self.refused.items())
-
-
-def _record(columns: Iterable[Column], row: Any) -> dict[str, Any]:
-    """The named columns of a row."""
-    return {each.name: each.value(row) for each in columns if each.name}
 
 
 def _signed(value: float, interval: Interval = statistics.UNDEFINED) -> str:
@@ -812,6 +796,8 @@ _OF_BIN: Final = [
 CALIBRATION_COLUMNS: Final = [each for each in (*_OF_ALL, *_OF_BIN) if each.name]
 """Columns of a calibration, one row per predictor and bin; those before `bin` are of the predictor
 and the same in all its bins."""
+
+Calibration.COLUMNS = CALIBRATION_COLUMNS
 
 
 def calibrate(
@@ -912,21 +898,7 @@ def rank_correlation(one: Floats, other: Floats, weights: Floats | None = None) 
     return ratio(float(w @ (first * second)), size)
 
 
-def _object(pair: Pair, **more: Any) -> dict[str, Any]:
-    """A result's JSON object: what was asked first, NaN as None."""
-    found: dict[str, Any] = without_nan(
-        {
-            "format": FORMAT,
-            "threshold": pair.question.threshold,
-            "divergence": pair.question.divergence,
-            "protocol": pair.question.protocol,
-            "seeds": len(pair.seeds),
-            "bootstrap": {
-                "method": statistics.METHOD,
-                "resamples": statistics.RESAMPLES,
-                "seed": pair.bootstrap_seed,
-            },
-            **more,
-        }
-    )
-    return found
+def _asked(pair: Pair) -> dict[str, Any]:
+    """What was asked, of how many seeds, as JSON objects begin."""
+    bootstrap = pairs.bootstrap_object(pair.bootstrap_seed)
+    return {**pairs.asked(pair.question), "seeds": len(pair.seeds), "bootstrap": bootstrap}

@@ -17,19 +17,18 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from deltad.analysis.pairs import SIDES, Pair
+from deltad.analysis.pairs import SIDES, Pair, asked
 from deltad.analysis.question import Question, QuestionError
 from deltad.analysis.result import (
     DASH,
-    FORMAT,
     Column,
     Result,
     Table,
     counted,
     number,
     points,
+    record,
     title,
-    without_nan,
 )
 from deltad.analysis.statistics import mean
 
@@ -202,11 +201,6 @@ class PowerTable(Result):
         return tuple(self.row(test, point) for test, point in self.searches)
 
     @property
-    def columns(self) -> Sequence[Column]:
-        """One row per test and difference."""
-        return POWER_COLUMNS
-
-    @property
     def rejects_equal_here(self) -> dict[str, float]:
         """Share of dumps of as many seeds in which each test rejects equal mean rates."""
         return self.shares(0.0, self.seeds)
@@ -239,37 +233,28 @@ class PowerTable(Result):
             if self.model(point) is not None
         )
 
-    def to_json_object(self) -> dict[str, Any]:
-        """The question, what this dump's seeds are like, `rows`; NaN is None."""
-        paired, question, of_all = self.pair.paired, self.question, POWER_COLUMNS[-2:]
-        found: dict[str, Any] = without_nan(
-            {
-                "format": FORMAT,
-                "threshold": question.threshold,
-                "divergence": question.divergence,
-                "protocol": question.protocol,
-                "baseline": question.names[1],
-                "criterion": question.names[0],
-                "power": self.goal,
-                "level": self.level,
-                "simulation": {"dumps": self.times, "seed": self.pair.bootstrap_seed},
-                "dump": {
-                    "seeds": self.seeds,
-                    "paired": paired.seeds,
-                    "tied": paired.tied,
-                    "without_rate": self.seeds - paired.seeds,
-                    **{f"{side}_rate": mean(self.rates[side]) for side in reversed(SIDES)},
-                    "spread": self.spread,
-                    "detectable": self.detectable_here,
-                    "rejects_equal": self.rejects_equal_here,
-                },
-                "rows": [
-                    {each.name: each.value(row) for each in POWER_COLUMNS if each not in of_all}
-                    for row in self.rows
-                ],
-            }
-        )
-        return found
+    def objects(self) -> dict[str, Any]:
+        """The question, what this dump's seeds are like, `rows`."""
+        paired = self.pair.paired
+        return {
+            **asked(self.question),
+            "baseline": self.question.names[1],
+            "criterion": self.question.names[0],
+            "power": self.goal,
+            "level": self.level,
+            "simulation": {"dumps": self.times, "seed": self.pair.bootstrap_seed},
+            "dump": {
+                "seeds": self.seeds,
+                "paired": paired.seeds,
+                "tied": paired.tied,
+                "without_rate": self.seeds - paired.seeds,
+                **{f"{side}_rate": mean(self.rates[side]) for side in reversed(SIDES)},
+                "spread": self.spread,
+                "detectable": self.detectable_here,
+                "rejects_equal": self.rejects_equal_here,
+            },
+            "rows": [record(POWER_COLUMNS[:-2], row) for row in self.rows],  # the last are of all
+        }
 
     def parts(self) -> Iterable[str | Table]:
         """Seeds needed by test and difference, and what this dump's number of seeds can see."""
@@ -347,6 +332,8 @@ POWER_COLUMNS: Final = [
            lambda row: row.table.detectable_here[row.test]),
 ]  # fmt: skip
 """Columns of a power table, one row per test and difference."""
+
+PowerTable.COLUMNS = POWER_COLUMNS
 
 
 def power_table(

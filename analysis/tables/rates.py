@@ -20,6 +20,8 @@ from deltad.analysis.pairs import (
     Kept,
     Pair,
     Tokens,
+    asked,
+    bootstrap_object,
     bootstrap_text,
     named,
     pair_columns,
@@ -38,7 +40,6 @@ from deltad.analysis.question import (
 from deltad.analysis.reading import Ask, Outside, read, unlike_weights
 from deltad.analysis.result import (
     DASH,
-    FORMAT,
     Column,
     Result,
     Table,
@@ -47,7 +48,6 @@ from deltad.analysis.result import (
     p_value,
     title,
     with_interval,
-    without_nan,
 )
 from deltad.analysis.values import KEYS
 from deltad.dumps import DumpError
@@ -155,53 +155,33 @@ class RateTable(Result, Pair):
         return self
 
     @property
-    def columns(self) -> Sequence[Column]:
-        """One row per seed."""
-        return RATE_COLUMNS
-
-    @property
     def rows(self) -> Sequence[Pair]:
         """The pair of each seed."""
         return self.by_seed
 
-    def to_json_object(self) -> dict[str, Any]:
-        """The object that `deltad table --format json` prints; NaN is None."""
-        pair, question, paired = self, self.question, self.paired
-        seed = self.bootstrap_seed
+    def objects(self) -> dict[str, Any]:
+        """What `deltad table --format json` prints."""
+        sides = {side: self.side(side) for side in reversed(SIDES)}
+        rates = ("unsafe_keep_rate", "contracting_fraction")
+        paired, seed = self.paired, self.bootstrap_seed
         summary = {
-            "seeds": len(pair.seeds),
+            "seeds": len(self.seeds),
             "bootstrap": bootstrap_object(seed),
             "base": {
-                name: {
-                    "tokens": base.tokens,
-                    "undetermined": base.undetermined,
-                    "increase_rate": base.increase_rate,
-                }
-                for name, base in (("outside", pair.outside), ("disagreement", pair.disagreement))
+                name: _taken(getattr(self, name), "tokens", "undetermined", "increase_rate")
+                for name in ("outside", "disagreement")
             },
-            **{f"{name}_per_seed": pair.per_seed(name) for name in
+            **{f"{name}_per_seed": self.per_seed(name) for name in
                ("tokens", "outside", "disagreement")},
             "share_of_sequences": self.share,
-            "weighted": pair.weighted,
-            **{
-                side: {
-                    "unsafe_keep_rate": kept.unsafe_keep_rate,
-                    "unsafe_keep_rate_ci95": list(kept.unsafe_keep_rate_ci95),
-                    "contracting_fraction": kept.contracting_fraction,
-                    "contracting_fraction_ci95": list(kept.contracting_fraction_ci95),
-                }
-                for side, kept in (("baseline", pair.baseline), ("criterion", pair.criterion))
-            },
+            "weighted": self.weighted,
+            **{side: _taken(kept, *(f"{name}{end}" for name in rates for end in ("", "_ci95")))
+               for side, kept in sides.items()},
             "paired": {
-                "seeds": paired.seeds,
-                "lower": paired.lower,
-                "tied": paired.tied,
-                "higher": paired.higher,
-                "difference": paired.difference,
-                "difference_ci95": list(paired.difference_ci95),
-                "sign_test_p": paired.sign_test_p,
-                "wilcoxon_p": paired.wilcoxon_p,
-                "permutation_p": paired.permutation_p,
+                **_taken(
+                    paired, "seeds", "lower", "tied", "higher", "difference", "difference_ci95",
+                    "sign_test_p", "wilcoxon_p", "permutation_p",
+                ),
                 "permutation": {
                     "method": "exact" if paired.permutation_exact else "monte-carlo",
                     "flips": paired.permutation_flips,
@@ -210,34 +190,28 @@ class RateTable(Result, Pair):
             },
             "pooled": {
                 "method": statistics.CLUSTER_METHOD,
-                "unsafe_keep_rate": _pooled(pair.pooled_unsafe),
-                "contracting_fraction": _pooled(pair.pooled_contracting),
+                "unsafe_keep_rate": vars(self.pooled_unsafe),
+                "contracting_fraction": vars(self.pooled_contracting),
             },
         }  # fmt: skip
         if self.keep_effect is not None:
             summary["keep_effect"] = self.keep_effect.to_json_object()
-        found: dict[str, Any] = without_nan(
-            {
-                "format": FORMAT,
-                "threshold": question.threshold,
-                "divergence": question.divergence,
-                "protocol": question.protocol,
-                "baseline": question.names[1],
-                "criterion": question.names[0],
-                "seeds": [
-                    {
-                        "seed": each.seeds[0],
-                        "tokens": each.tokens,
-                        "outside": each.outside.tokens,
-                        "disagreement": each.disagreement.tokens,
-                        **{side: _kept_object(each.side(side)) for side in reversed(SIDES)},
-                    }
-                    for each in pair.by_seed
-                ],
-                "summary": summary,
-            }
-        )
-        return found
+        return {
+            **asked(self.question),
+            "baseline": self.question.names[1],
+            "criterion": self.question.names[0],
+            "seeds": [
+                {
+                    "seed": each.seeds[0],
+                    "tokens": each.tokens,
+                    "outside": each.outside.tokens,
+                    "disagreement": each.disagreement.tokens,
+                    **{side: _kept_object(each.side(side)) for side in reversed(SIDES)},
+                }
+                for each in self.by_seed
+            ],
+            "summary": summary,
+        }
 
     def parts(self) -> Iterable[str | Table]:
         """Both criteria, the paired comparison, base rates, the keep effect."""
@@ -291,19 +265,14 @@ class ProtocolTable(Result):
     refused: dict[str, str]
 
     @property
-    def columns(self) -> Sequence[Column]:
-        """One row per protocol."""
-        return PROTOCOL_COLUMNS
-
-    @property
     def rows(self) -> Sequence[RateTable]:
         """The tables."""
         return self.tables
 
-    def to_json_object(self) -> dict[str, Any]:
+    def objects(self) -> dict[str, Any]:
         """The first table's object, with all tables' objects under `protocols`, and `refused`."""
-        objects = [table.to_json_object() for table in self.tables]
-        return {**objects[0], "protocols": objects, "refused": self.refused}
+        tables = [table.to_json_object() for table in self.tables]
+        return {**tables[0], "protocols": tables, "refused": self.refused}
 
     def parts(self) -> Iterable[str | Table]:
         """A row per protocol, and what was refused."""
@@ -480,20 +449,16 @@ def _sorted(outside: Outside) -> Outside:
     return outside[np.lexsort([outside.columns[name] for name in reversed(KEYS)])]
 
 
-def bootstrap_object(seed: int) -> dict[str, Any]:
-    """How intervals were made."""
-    return {"method": statistics.METHOD, "resamples": statistics.RESAMPLES, "seed": seed}
+def _taken(found: Any, *names: str) -> dict[str, Any]:
+    """Some attributes by name."""
+    return {name: getattr(found, name) for name in names}
 
 
 def _kept_object(kept: Kept) -> dict[str, Any]:
     """One criterion of one seed; with unlike weights also the sums that its rate is made of."""
-    found: dict[str, Any] = {
-        "kept": kept.kept,
-        "unsafe": kept.unsafe,
-        "contracting": kept.contracting,
-        "undetermined": kept.undetermined,
-        "unsafe_keep_rate": kept.unsafe_keep_rate,
-    }
+    found = _taken(
+        kept, "kept", "unsafe", "contracting", "undetermined", "unsafe_keep_rate"
+    )  # fmt: skip
     if kept.weighted:
         found["weights"] = {
             "determined": kept.increases.whole,
@@ -501,19 +466,6 @@ def _kept_object(kept: Kept) -> dict[str, Any]:
             "contracting": kept.contractions.part,
         }
     return found
-
-
-def _pooled(found: statistics.PooledDifference) -> dict[str, Any]:
-    """A pooled difference, as in the JSON object."""
-    return {
-        "criterion": found.criterion,
-        "baseline": found.baseline,
-        "difference": found.difference,
-        "difference_ci95": list(found.difference_ci95),
-        "p": found.p,
-        "clusters": found.clusters,
-        "degrees": found.degrees,
-    }
 
 
 def _criteria(pair: Pair) -> Table:
@@ -734,6 +686,8 @@ PROTOCOL_COLUMNS: Final = [
            attrgetter("pair.pooled_contracting.difference_ci95")),
 ]  # fmt: skip
 """Columns of a protocol table, one row per protocol."""
+
+RateTable.COLUMNS, ProtocolTable.COLUMNS = RATE_COLUMNS, PROTOCOL_COLUMNS
 
 PROTOCOLS: Final = [
     in_text("protocol", lambda t: t.question.protocol),

@@ -17,14 +17,12 @@ from deltad._checks import parse_json, printable
 from deltad.analysis.pairs import ratio
 from deltad.analysis.result import (
     DASH,
-    FORMAT,
     Column,
     Result,
     Table,
     counted,
     number,
     shown,
-    without_nan,
 )
 from deltad.analysis.values import WEIGHT
 from deltad.divergence import DIVERGENCES
@@ -339,33 +337,27 @@ class StepTable(Result):
             ),
         ]
 
-    def to_json_object(self) -> dict[str, Any]:
+    def objects(self) -> dict[str, Any]:
         """The newest step of every arm and seed with its numbers, and totals by arm."""
         names = ("threshold", "divergence", "criterion", "baseline")
-        found: dict[str, Any] = without_nan(
-            {
-                "format": FORMAT,
-                "run": str(self.run),
-                "newest": [
-                    {
-                        "arm": arm,
-                        "seed": seed,
-                        "step": steps[-1].step,
-                        "steps": len(steps),
-                        "ranks": list(steps[-1].ranks),
-                        **{name: getattr(steps[-1].question, name) for name in names},
-                        "scalars": steps[-1].scalars(),
-                    }
-                    for (arm, seed), steps in self.courses.items()
-                ],
-                "totals": [{"arm": arm, **self.total(arm)} for arm in self._arms],
-                "unweighted": self.unlike,
-                "problems": [
-                    {"file": file, "message": message} for file, message in self.problems.items()
-                ],
-            }
-        )
-        return found
+        return {
+            "run": str(self.run),
+            "newest": [
+                {
+                    "arm": arm,
+                    "seed": seed,
+                    "step": steps[-1].step,
+                    "steps": len(steps),
+                    "ranks": steps[-1].ranks,
+                    **{name: getattr(steps[-1].question, name) for name in names},
+                    "scalars": steps[-1].scalars(),
+                }
+                for (arm, seed), steps in self.courses.items()
+            ],
+            "totals": [{"arm": arm, **self.total(arm)} for arm in self._arms],
+            "unweighted": self.unlike,
+            "problems": [{"file": file, "message": why} for file, why in self.problems.items()],
+        }
 
     def total(self, arm: str) -> dict[str, float]:
         """Counts of an arm over all seeds and steps, with the rates of `RATES` they make.

@@ -16,14 +16,13 @@ from deltad.analysis import statistics
 from deltad.analysis.pairs import named, ratio
 from deltad.analysis.question import QuestionError
 from deltad.analysis.result import (
-    FORMAT,
     Column,
     Result,
     Table,
     number,
     p_value,
+    record,
     with_interval,
-    without_nan,
 )
 from deltad.curves import CURVES, TRAINING, BatchLine, read_lines, read_options
 from deltad.dumps import DumpError
@@ -202,11 +201,6 @@ class TrainingTable(Result):
         )
 
     @property
-    def columns(self) -> Sequence[Column]:
-        """One row per setting and mask."""
-        return TRAINING_COLUMNS
-
-    @property
     def incomplete(self) -> tuple[TrainedRun, ...]:
         """Runs that are left out, because they were not trained to their end."""
         return tuple(run for run in self.runs if not run.complete)
@@ -240,42 +234,35 @@ class TrainingTable(Result):
         """Every rollout batch of every run, with all curves."""
         return TrainingBatches(self)
 
-    def to_json_object(self) -> dict[str, Any]:
-        """Settings with their options, the rows, and every run's measures; NaN is None."""
-        found: dict[str, Any] = without_nan(
-            {
-                "format": FORMAT,
-                "baseline": self.baseline,
-                "bootstrap": {"method": statistics.METHOD, "seed": self.bootstrap_seed},
-                "settings": [
-                    {
-                        "name": self.name_of(setting),
-                        "run": str(setting.folder),
-                        "model": setting.model,
-                        "options": dict(setting.options),
-                    }
-                    for setting in self.settings
-                ],
-                "rows": [
-                    {
-                        "setting": self.name_of(row.setting),
-                        **{each.name: each.value(row) for each in TRAINING_COLUMNS if each.name},
-                    }
-                    for row in self.rows
-                ],
-                "runs": [
-                    {
-                        "setting": self.name_of(run.setting),
-                        "mask": run.mask,
-                        "seed": run.seed,
-                        "complete": run.complete,
-                        **{f"{name}_accuracy": run.measure(name) for name in MEASURES},
-                    }
-                    for run in self.runs
-                ],
-            }
-        )
-        return found
+    def objects(self) -> dict[str, Any]:
+        """Settings with their options, the rows, and every run's measures."""
+        return {
+            "baseline": self.baseline,
+            "bootstrap": {"method": statistics.METHOD, "seed": self.bootstrap_seed},
+            "settings": [
+                {
+                    "name": self.name_of(setting),
+                    "run": str(setting.folder),
+                    "model": setting.model,
+                    "options": dict(setting.options),
+                }
+                for setting in self.settings
+            ],
+            "rows": [
+                {"setting": self.name_of(row.setting), **record(self.columns, row)}
+                for row in self.rows
+            ],
+            "runs": [
+                {
+                    "setting": self.name_of(run.setting),
+                    "mask": run.mask,
+                    "seed": run.seed,
+                    "complete": run.complete,
+                    **{f"{name}_accuracy": run.measure(name) for name in MEASURES},
+                }
+                for run in self.runs
+            ],
+        }
 
     def parts(self) -> Iterable[str | Table]:
         """A table per setting, a row per mask, and how it was computed."""
@@ -338,12 +325,9 @@ class TrainingBatches(Result):
             ),
         ]
 
-    def to_json_object(self) -> dict[str, Any]:
-        """The rows as objects, under `batches`; NaN is None."""
-        columns, rows = self.columns, self.rows
-        batches = [{each.name: each.value(row) for each in columns} for row in rows]
-        found: dict[str, Any] = without_nan({"format": FORMAT, "batches": batches})
-        return found
+    def objects(self) -> dict[str, Any]:
+        """The rows, under `batches`."""
+        return {"batches": self.records()}
 
     def parts(self) -> Iterable[str | Table]:
         """The same as one table."""
@@ -438,6 +422,8 @@ def _training_columns() -> list[Column]:
 
 TRAINING_COLUMNS: Final = _training_columns()
 """Columns of a training table, one row per setting and mask."""
+
+TrainingTable.COLUMNS = TRAINING_COLUMNS
 
 
 def training_table(

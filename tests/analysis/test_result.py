@@ -139,9 +139,9 @@ class Made(Result):
         """The cells."""
         return self.cells
 
-    def to_json_object(self) -> dict[str, Any]:
+    def objects(self) -> dict[str, Any]:
         """The cells."""
-        return {"format": 1, "cells": self.to_dict()}
+        return {"cells": self.to_dict()}
 
     def parts(self) -> Iterable[str | Table]:
         """The cells as a table."""
