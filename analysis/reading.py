@@ -26,6 +26,7 @@ from deltad.dumps import (
 )
 from deltad.dumps.columns import VECTORS
 from deltad.dumps.derived import derive
+from deltad.dumps.tokens import RESPONSE, response_tokens
 from deltad.masks import VALUES as RULE_VALUES
 from deltad.masks import CriterionError, Rule, RuleError, Tokens
 from deltad.support import binary_support
@@ -688,24 +689,15 @@ def seed_context(dump: Dump, arm: str, seed: int, ask: Ask) -> Context:
     if not rules:
         return Context(responses)
     needs = [column for each in rules for column in each.columns]
-    columns = [*KEYS, *SCALARS[1:], *needs]
-    blocks_of = {name: [np.empty(0)] for name in dict.fromkeys(columns)}
+    known: dict[str, list[NDArray[Any]]] = {name: [np.empty(0)] for name in (*RESPONSE, *needs)}
     for part in dump.files(arm, seed):
-        for batch in checked_batches(part, list(blocks_of)):
-            for name, known in blocks_of.items():
-                known.append(batch[name])
-    every = {name: np.concatenate(known) for name, known in blocks_of.items()}
+        for batch in checked_batches(part, list(known)):
+            for name, values in known.items():
+                values.append(batch[name])
+    every = {name: np.concatenate(values) for name, values in known.items()}
     sizes = tuple(int(every[name].max(initial=0)) + 1 for name in KEYS[1:])
-    keys = _packed(every, sizes)
-    order = np.argsort(keys, kind="stable")
-    advantage, behavior, policy = (every[n][order].astype(np.float64) for n in SCALARS[1:])
-    tokens = Tokens(
-        advantage,
-        behavior,
-        policy,
-        sequence=keys[order] // sizes[1],
-        columns={name: every[name][order].astype(np.float64) for name in needs},
-    )
+    tokens, order = response_tokens(every, needs)
+    keys = _packed(every, sizes)[order]
     weights = {}
     for each in rules:
         try:
@@ -715,7 +707,7 @@ def seed_context(dump: Dump, arm: str, seed: int, ask: Ask) -> Context:
         except RuleError as error:
             where = f"arm {arm}, seed {seed} of {dump.path}"
             raise QuestionError(f"rule {error.rule} {error.reason}, at {where}") from error
-    return Context(responses, (sizes[0], sizes[1]), keys[order], weights)
+    return Context(responses, (sizes[0], sizes[1]), keys, weights)
 
 
 def _packed(columns: Any, sizes: tuple[int, ...]) -> NDArray[np.int64]:

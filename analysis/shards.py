@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
@@ -215,10 +216,10 @@ class Shards:
         asked, read = _described(function), self._said["ask"]
         if asked != read:
             unlike = [name for name in asked if asked[name] != read.get(name)]
+            said = (f"`{name}` was {read.get(name)}, not {asked[name]}" for name in unlike)
             raise QuestionError(
-                "the shards were read for another question: "
-                + "; ".join(f"`{n}` was {read.get(n)}, not {asked[n]}" for n in unlike)
-                + ": give the options that they were made with"
+                "the shards were read for another question: give the command and the options that "
+                f"they were made with ({shorten('; '.join(said), 300, placeholder=' …')})"
             )
         spans = [[each.part.arm, each.part.seed, each.rows] for each in items]
         if spans != self._said["spans"]:

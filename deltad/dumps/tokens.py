@@ -134,10 +134,10 @@ def response_tokens(
     """
     step, sequence, position = (columns[name] for name in RESPONSE[:3])
     order = np.lexsort((position, sequence, step))
-    begins = np.diff(step[order], prepend=-1) | np.diff(sequence[order], prepend=-1)
+    begins = [np.diff(each[order], prepend=-1) != 0 for each in (step, sequence)]
     advantage, behavior, policy = (columns[name][order].astype(np.float64) for name in RESPONSE[3:])
     given = {name: columns[name][order].astype(np.float64) for name in needs}
-    number = np.cumsum(begins != 0)
+    number = np.cumsum(begins[0] | begins[1])
     return Tokens(advantage, behavior, policy, sequence=number, columns=given), order
 
 
