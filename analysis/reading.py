@@ -35,16 +35,13 @@ from deltad.tally import FIELDS, Judged, count
 from .backends import Backend, LocalBackend, Progress, Span, spans_of
 from .question import Question, QuestionError
 from .screening import SEEN, Screen, block_rows
-from .values import KEYS, NOISE, VALUES, WEIGHT, Found, Responses, select, some_tokens
+from .values import KEYS, NOISE, ROW, VALUES, WEIGHT, Found, Responses, rows_of, select, some_tokens
 
 if TYPE_CHECKING:
     from deltad.dumps import Dump, Metadata, PartFile
 
 SCALARS: Final = ("token_id", "advantage", "behavior_logprob", "pre_logprob")
 """What rules see of a token without top-K log-probs, and the token itself."""
-
-ROW: Final = "row"
-"""Row of the file; travels with the columns so that an error can name it."""
 
 _ENTRY: Final = ("token_id", "topk_ids", "topk_behavior_logprobs", "topk_pre_logprobs")
 
@@ -54,7 +51,7 @@ RECORDED_ROWS: Final = 131_072
 VERIFIED_ROWS: Final = 16
 """Rows of a row group whose recorded D and Ḋ are computed again before they are believed."""
 
-VERIFIED_GROUPS: Final = 4
+VERIFIED_GROUPS: Final = 2
 """Row groups that are looked at so, spread over all files that are as `DumpWriter` writes them;
 of files that another tool has rewritten it is every one. Each costs as much as counting itself."""
 
@@ -225,16 +222,20 @@ class Ask:
         columns = {"delta_d": judged.delta_d, **{name: getattr(judged, name) for name in _JUDGED}}
         for name in self.values:
             columns[name] = VALUES[name].of(found, self._context(span).responses)
+        keep = np.stack([each > 0 for each in weights])
+        if self.apart:
+            chosen = np.flatnonzero(keep[0] != keep[1])
+            columns = {name: values[chosen] for name, values in columns.items()}
+            keep = keep[:, chosen]
         stood = judged.weight
-        made = Outside(
+        return Outside(
             columns,
-            np.stack([each > 0 for each in weights]),
+            keep,
             count(judged, np.ones(len(stood), np.bool_)),
             elsewhere=np.zeros((2, len(self.rules)), np.int64),
             soft=np.array([float(each.sum()) for each in weights]),
             weights=(stood.min(), stood.max()) if len(stood) else (np.inf, -np.inf),
         )
-        return replace(made[made.disagreements], totals=made.totals) if self.apart else made
 
     def _context(self, span: Span) -> Context:
         """What is known of the span's seed."""
@@ -266,7 +267,7 @@ def failed(
     error: RuleError, part: PartFile, batch: Batch, places: NDArray[np.intp] | None = None
 ) -> QuestionError:
     """What is said where a rule of the user's failed on (some places of) rows of a file."""
-    rows = batch[ROW] if places is None else batch[ROW][places]
+    rows = rows_of(batch) if places is None else rows_of(batch)[places]
     where = f"rows {rows[0]} to {rows[-1]}" if error.row is None else f"row {rows[error.row]}"
     return QuestionError(f"rule {error.rule} {error.reason}, at {where} of {part.path}")
 
@@ -341,7 +342,7 @@ def unlike_weights(outside: Collection[Outside]) -> bool:
 def checked_batches(
     part: PartFile, columns: Collection[str], *, progress: Progress | None = None
 ) -> Iterator[Batch]:
-    """Stream all rows of a file, every value checked, each with its `ROW`.
+    """Stream all rows of a file, every value checked, of which `rows_of` tells the place.
 
     `progress` is told the number of rows of every block, once it was used.
     """
@@ -584,10 +585,8 @@ def verify(span: Span, divergence: str, names: Collection[str]) -> None:
 
 
 def _batches(span: Span, names: Collection[str], rows: int) -> Iterator[Batch]:
-    """Rows of a span, each with its place in the file."""
-    for batch in part_batches(span.part, columns=names, batch_rows=rows, groups=span.groups):
-        place = np.arange(batch.first_row, batch.first_row + len(batch))
-        yield replace(batch, columns={**batch.columns, ROW: place})
+    """Rows of a span."""
+    yield from part_batches(span.part, columns=names, batch_rows=rows, groups=span.groups)
 
 
 def _along(span: Span, columns: Collection[str]) -> list[str]:

@@ -47,6 +47,9 @@ NOISE: Final = "delta_d_noise"
 WEIGHT: Final = "weight"
 """Optional columns: the bound on the error of ΔD, and the tokens that a row stands for."""
 
+ROW: Final = "row"
+"""Row of the file; travels with selected rows so that an error can name it."""
+
 _MARKS: Final = str.maketrans("", "", "Ġ▁")
 """What tokenizers write in place of a space before a word."""
 
@@ -85,9 +88,17 @@ class Found:
         return Found(select(self.batch, rows), tokens, self.d_pre[rows], self.d_post[rows])
 
 
+def rows_of(batch: Batch) -> NDArray[np.intp]:
+    """The row of the file that each row of a block is."""
+    return batch[ROW] if ROW in batch.columns else batch.first_row + np.arange(len(batch))
+
+
 def select(batch: Batch, rows: Bools | NDArray[np.intp]) -> Batch:
-    """Some rows of a checked block."""
+    """Some rows of a checked block, with their places in the file."""
     columns = {name: values[rows] for name, values in batch.columns.items()}
+    if ROW not in columns:
+        places = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        columns[ROW] = batch.first_row + places
     return replace(batch, columns=columns, vectors=batch.vectors[rows], nulls={})
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .batch import Batch
 from .columns import COLUMNS
@@ -78,26 +77,16 @@ def _null(name: str) -> Callable[[int], str]:
     return lambda row: "must not be NULL"
 
 
-def _interval(
-    name: str,
-    values: NDArray[Any],
-    skip: NDArray[np.bool_] | None,
-    low: float,
-    high: float,
-    expected: str,
-) -> Iterator[Finding]:
-    """Values that are not in [low, high]; NaN is in no interval."""
+def _interval(batch: Batch, name: str, low: float, high: float, expected: str) -> Iterator[Finding]:
+    """Values that are not in [low, high]; NULL is judged apart, any other NaN is in no interval."""
+    values = batch[name]
     if not len(values) or (low <= values.min() and values.max() <= high):
         return
     bad = ~((values >= low) & (values <= high))
-    if skip is not None:
-        bad &= ~skip
+    absent = np.isnan(values) if COLUMNS[name].nullable else batch.nulls.get(name)
+    if absent is not None:
+        bad &= ~absent
     yield from find(name, "range", bad, lambda row: f"{expected}, found {values[row]:.6g}")
-
-
-def _absent(batch: Batch, name: str) -> NDArray[np.bool_] | None:
-    """Rows of which there is no value to judge: NULL, which NaN stands for where it may be."""
-    return np.isnan(batch[name]) if COLUMNS[name].nullable else batch.nulls.get(name)
 
 
 def _any(batch: Batch, metadata: Metadata, name: str) -> Iterator[Finding]:
@@ -107,52 +96,36 @@ def _any(batch: Batch, metadata: Metadata, name: str) -> Iterator[Finding]:
 
 def _index(batch: Batch, metadata: Metadata, name: str) -> Iterator[Finding]:
     """Counted from 0."""
-    values = batch[name]
-    yield from _interval(name, values, None, 0, 2**31 - 1, "must be counted from 0")
+    yield from _interval(batch, name, 0, 2**31 - 1, "must be counted from 0")
 
 
 def _id(batch: Batch, metadata: Metadata, name: str) -> Iterator[Finding]:
     """Ids of the vocabulary."""
     high = metadata.vocab_size - 1
-    yield from _interval(
-        name, batch[name], batch.nulls.get(name), 0, high, f"must be an id in [0, {high}]"
-    )
+    yield from _interval(batch, name, 0, high, f"must be an id in [0, {high}]")
 
 
 def _finite(batch: Batch, metadata: Metadata, name: str) -> Iterator[Finding]:
     """Any finite number; NaN stands for the NULL of a column that may have it."""
-    values = batch[name]
-    largest = float(np.finfo(values.dtype).max)
-    yield from _interval(name, values, _absent(batch, name), -largest, largest, "must be finite")
+    largest = float(np.finfo(batch[name].dtype).max)
+    yield from _interval(batch, name, -largest, largest, "must be finite")
 
 
 def _logprob(batch: Batch, metadata: Metadata, name: str) -> Iterator[Finding]:
     """Log-prob of a token that was sampled."""
-    tolerance = metadata.logprob_tolerance
-    yield from _interval(
-        name,
-        batch[name],
-        batch.nulls.get(name),
-        -float(np.finfo(np.float32).max),
-        tolerance,
-        f"must be a finite log-prob of at most 0 (rounding up to {tolerance:g} counts as 0)",
-    )
+    tolerance, least = metadata.logprob_tolerance, -float(np.finfo(np.float32).max)
+    what = f"must be a finite log-prob of at most 0 (rounding up to {tolerance:g} counts as 0)"
+    yield from _interval(batch, name, least, tolerance, what)
 
 
 def _bounded(low: float, high: Callable[[Metadata], float], what: str) -> Callable[..., Any]:
     """Make a rule for numbers in [low, high], with room for rounding."""
 
     def rule(batch: Batch, metadata: Metadata, name: str) -> Iterator[Finding]:
-        room = metadata.logprob_tolerance
-        top = high(metadata)
-        yield from _interval(
-            name,
-            batch[name],
-            _absent(batch, name),
-            low - room,
-            top + room * max(1.0, abs(top)) if np.isfinite(top) else float(np.finfo("f8").max),
-            f"must be {what} in [{low:g}, {top:.6g}]",
-        )
+        room, top = metadata.logprob_tolerance, high(metadata)
+        most = top + room * max(1.0, abs(top)) if np.isfinite(top) else float(np.finfo("f8").max)
+        said = f"must be {what} in [{low:g}, {top:.6g}]"
+        yield from _interval(batch, name, low - room, most, said)
 
     return rule
 
@@ -160,22 +133,21 @@ def _bounded(low: float, high: Callable[[Metadata], float], what: str) -> Callab
 def _noise(batch: Batch, metadata: Metadata, name: str) -> Iterator[Finding]:
     """A bound on an error."""
     largest = float(np.finfo(np.float64).max)
-    what = "must be a finite bound of at least 0"
-    yield from _interval(name, batch[name], _absent(batch, name), 0, largest, what)
+    yield from _interval(batch, name, 0, largest, "must be a finite bound of at least 0")
 
 
 def _weight(batch: Batch, metadata: Metadata, name: str) -> Iterator[Finding]:
     """Inverse of a probability."""
     largest = float(np.finfo(np.float32).max)
     what = "must be finite and at least 1, the inverse of a probability"
-    yield from _interval(name, batch[name], batch.nulls.get(name), 1, largest, what)
+    yield from _interval(batch, name, 1, largest, what)
 
 
 def _rank(batch: Batch, metadata: Metadata, name: str) -> Iterator[Finding]:
     """Place in a list of K, or none."""
     high = metadata.top_k - 1
     what = f"must be a place in [0, {high}], -1 (not listed) or -2 (no lists)"
-    yield from _interval(name, batch[name], batch.nulls.get(name), -2, high, what)
+    yield from _interval(batch, name, -2, high, what)
 
 
 def _derived_divergence(batch: Batch, metadata: Metadata, name: str) -> Iterator[Finding]:
