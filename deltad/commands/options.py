@@ -325,6 +325,10 @@ class Command:
         """A function whose signature has the options."""
 
         def called(run: Any = (), **values: Any) -> None:
+            # CPython 3.11 takes a third longer for it where its frames begin a new chunk of memory
+            # halfway through, as they do at the depth where a wing would import it.
+            import numpy  # noqa: F401
+
             call = Call(values, run if isinstance(run, list | tuple) else (run,))
             with call._open:
                 if self.forms:
