@@ -123,6 +123,8 @@ def check(call: Call) -> None:
 
 def _contents(dump: Dump) -> str:
     """What a dump in order holds, in one line."""
+    from deltad.analysis.result import counted
+
     parts = [part for arm in dump.arms for part in dump.files(arm)]
     seeds = {part.seed for part in parts}
     rows = sum(part.rows for part in parts)
@@ -133,7 +135,7 @@ def _contents(dump: Dump) -> str:
         if arms:
             words += f"; the policy {when} the update was not read in arm {', '.join(arms)}"
     return (
-        f"in order: {dump.path} has arms {', '.join(dump.arms)}; {len(seeds)} seeds, "
-        f"{len(parts)} files, {rows} rows of {seen} tokens, top-{dump.top_k} of "
-        f"{dump.vocab_size} ids{words}"
+        f"in order: {dump.path} has arms {', '.join(dump.arms)}; {counted(len(seeds), 'seed')}, "
+        f"{counted(len(parts), 'file')}, {counted(rows, 'row')} of {counted(seen, 'token')}, "
+        f"top-{dump.top_k} of {dump.vocab_size} ids{words}"
     )

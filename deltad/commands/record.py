@@ -207,6 +207,7 @@ class TrainCommands(_RecipeCommands):
 
 def record_dump(recipe: Recipe, folder: Path, call: Call, **how: Any) -> None:
     """Record a dump; an interruption or a failed seed ends the command with a sentence."""
+    from deltad.analysis.result import counted
     from deltad.probes.recipes import record
 
     with _ending(f"complete seeds are in {folder}"):
@@ -214,7 +215,7 @@ def record_dump(recipe: Recipe, folder: Path, call: Call, **how: Any) -> None:
             recipe, folder, seeds=call.seeds, workers=call.workers, resume=call.resume,
             quiet=call.quiet, **how,
         )  # fmt: skip
-    note(f"{len(done)} seeds recorded into {folder}", quiet=call.quiet)
+    note(f"{counted(len(done), 'seed')} recorded into {folder}", quiet=call.quiet)
 
 
 def run_training(recipe: str, call: Call, fields: Mapping[str, Any]) -> None:
@@ -231,6 +232,7 @@ def run_training(recipe: str, call: Call, fields: Mapping[str, Any]) -> None:
 
     asked = fields or call.resume or call.masks is not None or call.seeds is not None
     if asked or not _finished(run):
+        from deltad.analysis.result import counted
         from deltad.probes.training import DEFAULT_SEEDS, MASKS, Training, train
 
         with _ending(f"what is trained is in {run}"), _watching(run, call.watch):
@@ -240,7 +242,7 @@ def run_training(recipe: str, call: Call, fields: Mapping[str, Any]) -> None:
                 seeds=DEFAULT_SEEDS if call.seeds is None else call.seeds, workers=call.workers,
                 resume=call.resume, quiet=call.quiet or call.watch,
             )  # fmt: skip
-        note(f"{len(done)} runs trained into {run}", quiet=call.quiet)
+        note(f"{counted(len(done), 'run')} trained into {run}", quiet=call.quiet)
     table = training_table(
         [run, *against], baseline=call.baseline, bootstrap_seed=call.bootstrap_seed
     )

@@ -58,7 +58,7 @@ def test_options_become_the_recipe(tmp_path: Path) -> None:
     result = deltad("record", "tiny", run, *OPTIONS, *arms, "--seeds", 1, "--workers", 0)
     assert result.exit_code == 0, result.output
     assert result.stdout == ""
-    assert "1 seeds recorded" in result.stderr
+    assert "1 seed recorded" in result.stderr
     fields = {"arms": ("none", "ratio"), "ratio_cap": 5.0}
     recipe = TinyRecipe.variant("warm-adamw", **(MICRO | fields))
     assert Dump.open(run).metadata("ratio").extra["recipe"] == recipe.to_json()
