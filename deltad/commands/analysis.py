@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
 from .options import (
+    BASELINE,
+    BOOTSTRAP_SEED,
     COUNTING,
-    PAIR,
+    DIVERGENCE,
     PROTOCOL,
+    QUESTION,
     QUIET,
-    REGION,
-    RUN_OR_SHARDS,
+    RECOMPUTE,
+    RUN,
+    SHARDS,
+    THRESHOLD,
     Call,
+    Option,
     command,
-    listed,
-    rows_of,
+    names,
+    switch,
 )
 from .terminal import (
     BAD_CONTENT,
@@ -28,62 +33,35 @@ from .terminal import (
     OptionError,
     check_output,
     complain,
-    note,
     sink,
 )
 
 if TYPE_CHECKING:
-    from deltad.analysis.question import Question
     from deltad.analysis.result import Result
-    from deltad.dumps import Dump
 
 FORMS: Final = ("text", "json", "csv", "tsv", "markdown", "latex", "html", "parquet")
 DRAWN: Final = (*FORMS, "png", "pdf", "svg")
 ALL: Final = "all"
+SEED: Final = Option("--seed", [int], "Only this seed; may be given several times.")
 
 
-@command(REGION, PAIR, PROTOCOL, COUNTING, run=RUN_OR_SHARDS, forms=DRAWN)
-def table(
-    call: Call,
-    *,
-    over: Annotated[
-        str,
-        typer.Option(metavar="threshold|top-k|protocol", help="Sweep the question over that.",
-                     show_default=False),
-    ] = "",
-    values: Annotated[
-        str,
-        typer.Option(metavar="VALUE,…", help="With --over: its values.",
-                     show_default="δ from 0.02 to 1; K' from 1 to K; every protocol"),
-    ] = "",
-    by: Annotated[
-        str,
-        typer.Option(metavar="WHAT,…", show_default=False,
-                     help="Tell the tokens outside apart by advantage, position, state, entropy, "
-                     "divergence, ratio, tail or token."),
-    ] = "",
-    bins: Annotated[
-        int | None, typer.Option(min=1, help="With --by: bins by quantile.", show_default="4")
-    ] = None,
-    power: Annotated[
-        bool, typer.Option("--power", help="How many seeds it takes to see a difference.")
-    ] = False,
-    points: Annotated[
-        str,
-        typer.Option(metavar="X,…", help="With --power: by how many points the criterion is lower.",
-                     show_default="1,2,3,5,10"),
-    ] = "",
-    goal: Annotated[
-        float | None, typer.Option(help="With --power: the power asked for.", show_default="0.8")
-    ] = None,
-    level: Annotated[
-        float | None,
-        typer.Option(help="With --power: level of the two-sided tests.", show_default="0.05"),
-    ] = None,
-    by_seed: Annotated[
-        bool, typer.Option("--by-seed", help="In text, also one row per seed.")
-    ] = False,
-) -> None:  # fmt: skip
+@command(
+    SHARDS,
+    Option("--over", ("threshold", "top-k", "protocol"), "Sweep the question over that."),
+    Option("--values", names, "its values.", needs="--over", metavar="VALUE,…",
+           shown="δ from 0.02 to 1; K' from 1 to K; every protocol"),
+    Option("--by", names, "Tell the tokens outside apart by advantage, position, state, entropy, "
+           "divergence, ratio, tail or token.", metavar="WHAT,…"),
+    Option("--bins", int, "bins by quantile.", needs="--by", shown="4", min=1),
+    switch("--power", "How many seeds it takes to see a difference."),
+    Option("--points", names, "by how many points the criterion is lower.", needs="--power",
+           metavar="X,…", shown="1,2,3,5,10"),
+    Option("--goal", float, "the power asked for.", needs="--power", shown="0.8"),
+    Option("--level", float, "level of the two-sided tests.", needs="--power", shown="0.05"),
+    switch("--by-seed", "In text, also one row per seed."),
+    *QUESTION, *COUNTING, forms=DRAWN,
+)  # fmt: skip
+def table(call: Call) -> None:
     """Compare two criteria: unsafe-keep rates and contracting fractions, seed by seed.
 
     Files have one row per seed, with --over per point, with --by per bin and criterion, with
@@ -91,98 +69,100 @@ def table(
 
     Example: deltad table data_dumps/tiny --protocol own
     """
-    _only_with("--over", over, {"--values": values})
-    _only_with("--by", by, {"--bins": bins})
-    _only_with("--power", power, {"--points": points, "--goal": goal, "--level": level})
-    if sum(map(bool, (over, by, power, by_seed))) > 1:
+    over, by, power, every = call.over, call.by, call.power, call.protocol == ALL
+    if sum(map(bool, (over, by, power, call.by_seed))) > 1:
         raise OptionError("give one of `--over`, `--by`, `--power` and `--by-seed`")
-    if over in ("threshold", "protocol") and call.values[over]:
+    if over and vars(call).get(over) is not None:
         raise OptionError(f"`--{over}` cannot be given where it is swept over: use `--values`")
-    every = call.protocol == ALL
+    if every and (over or by or power):
+        raise OptionError("`--protocol all` goes with none of `--over`, `--by` and `--power`")
     if every:
-        call.values["protocol"] = ""
-        if over or by or power:
-            raise OptionError("`--protocol all` goes with none of `--over`, `--by` and `--power`")
+        call.protocol = None
     question, dump = call.question, call.dump
     from deltad.analysis.tables import rates
 
     result: Result
-    with call.progress(rows_of(dump, dump.arms)) as bar:
-        how: dict[str, Any] = {**call.counting, "progress": bar.advance}
+    with call.counting() as how:
         if over or by:
-            result = _many(dump, question, over, listed(values, "--values"), by, bins, how)
+            from deltad.analysis.tables import compare as pairs
+
+            if over:
+                result = pairs.sweep(dump, question, over=over, values=call.values, **how)
+            else:
+                bins = call.bins or pairs.DEFAULT_BINS
+                result = pairs.condition_table(dump, question, by, bins=bins, **how)
         elif every:
             result = rates.protocol_table(dump, question, **how)
         else:
-            result = replace(rates.rate_table(dump, question, **how), seed_rows=by_seed)
+            result = replace(rates.rate_table(dump, question, **how), seed_rows=call.by_seed)
     if power:
-        result = _power(call, result, points, goal, level)
+        result = _power(call, result)
     if call.form != "text":
         for name, why in getattr(result, "refused", {}).items():
-            note(f"{name} is left out: {why}", quiet=call.quiet)
+            call.note(f"{name} is left out: {why}")
     call.write(result)
 
 
-@command(REGION, {"baseline": PAIR["baseline"]}, PROTOCOL, COUNTING, run=RUN_OR_SHARDS, forms=DRAWN)
-def compare(
-    call: Call,
-    *,
-    criteria: Annotated[
-        str,
-        typer.Option(metavar="RULE,…", show_default="all that RUN can answer for",
-                     help="Criteria and soft weights, or FILE.py:NAME for rules of your own."),
-    ] = "",
-    by: Annotated[
-        str,
-        typer.Option(metavar="WHAT,…", show_default=False,
-                     help="Tell the tokens outside apart, as `deltad table --by` does."),
-    ] = "",
-    bins: Annotated[
-        int | None, typer.Option(min=1, help="With --by: bins by quantile.", show_default="4")
-    ] = None,
-    agreement: Annotated[
-        bool, typer.Option("--agreement", help="In text, also who agrees with whom.")
-    ] = False,
-) -> None:  # fmt: skip
+def _power(call: Call, rates: Any) -> Result:
+    """How many seeds it takes, by those that were counted."""
+    from deltad.analysis.tables import power
+
+    points: tuple[float, ...] = power.POINTS
+    if call.points:
+        try:
+            points = tuple(float(each) / 100 for each in call.points)
+        except ValueError as error:
+            given = ",".join(call.points)
+            raise OptionError(f"`--points` must be numbers, got {given!r}") from error
+    result = power.power_table(
+        rates, points=points, power=power.POWER if call.goal is None else call.goal,
+        level=power.LEVEL if call.level is None else call.level,
+    )  # fmt: skip
+    with call.progress(len(result.searches), "searches") as bar:
+        for test, point in result.searches:
+            result.row(test, point)
+            bar.advance(1)
+    return result
+
+
+@command(
+    SHARDS,
+    Option("--criteria", names, "Criteria and soft weights, or FILE.py:NAME for rules of your own.",
+           metavar="RULE,…", shown="all that RUN can answer for"),
+    Option("--by", names, "Tell the tokens outside apart, as `deltad table --by` does.",
+           metavar="WHAT,…"),
+    Option("--bins", int, "bins by quantile.", needs="--by", shown="4", min=1),
+    switch("--agreement", "In text, also who agrees with whom."),
+    THRESHOLD, DIVERGENCE, BASELINE, PROTOCOL, *COUNTING, forms=DRAWN,
+)  # fmt: skip
+def compare(call: Call) -> None:
     """Set criteria side by side: what each masks, and how often it was right.
 
     Files have one row per criterion; with --by one per bin and criterion.
 
     Example: deltad compare data_dumps/tiny --criteria tis,drpo
     """
-    _only_with("--by", by, {"--bins": bins})
-    names, conditions = listed(criteria, "--criteria"), listed(by, "--by")
-    question, dump = call.question, call.dump
+    question, dump, criteria = call.question, call.dump, call.criteria
     from deltad.analysis.tables import compare as tables
 
-    with call.progress(rows_of(dump, dump.arms)) as bar:
-        how: dict[str, Any] = {**call.counting, "progress": bar.advance}
-        if conditions:
-            result: Result = tables.condition_table(
-                dump, question, conditions, names, bins=bins or tables.DEFAULT_BINS, **how
-            )
+    result: Result
+    with call.counting() as how:
+        if call.by:
+            bins = call.bins or tables.DEFAULT_BINS
+            result = tables.condition_table(dump, question, call.by, criteria, bins=bins, **how)
         else:
-            result = tables.compare(dump, question, names, agreements=agreement, **how)
+            result = tables.compare(dump, question, criteria, agreements=call.agreement, **how)
     call.write(result)
 
 
-@command(REGION, PAIR, PROTOCOL, COUNTING, run=RUN_OR_SHARDS, forms=DRAWN)
-def ladder(
-    call: Call,
-    *,
-    criteria: Annotated[
-        str,
-        typer.Option(metavar="RULE,…", help="Further criteria to judge.", show_default=False),
-    ] = "",
-    calibration: Annotated[
-        bool,
-        typer.Option("--calibration", help="Hold every predicted first-order change against ΔD."),
-    ] = False,
-    bins: Annotated[
-        int | None,
-        typer.Option(min=1, help="With --calibration: bins by quantile.", show_default="8"),
-    ] = None,
-) -> None:  # fmt: skip
+@command(
+    SHARDS,
+    Option("--criteria", names, "Further criteria to judge.", metavar="RULE,…"),
+    switch("--calibration", "Hold every predicted first-order change against ΔD."),
+    Option("--bins", int, "bins by quantile.", needs="--calibration", shown="8", min=1),
+    *QUESTION, *COUNTING, forms=DRAWN,
+)  # fmt: skip
+def ladder(call: Call) -> None:
     """Show where a prediction loses the sign of ΔD, from the token's own logits to the step.
 
     Needs a dump with the ladder's columns (`record --ladder`); of others it shows the lowest rung
@@ -191,32 +171,25 @@ def ladder(
 
     Example: deltad ladder data_dumps/smollm2-ladder
     """
-    _only_with("--calibration", calibration, {"--bins": bins})
     question, dump = call.question, call.dump
     from deltad.analysis.tables import ladder as tables
 
-    with call.progress(rows_of(dump, question.resolve(dump).arms)) as bar:
-        how: dict[str, Any] = {**call.counting, "progress": bar.advance}
-        if calibration:
-            result: Result = tables.calibrate(
-                dump, question, bins=bins or tables.DEFAULT_BINS, **how
-            )
+    result: Result
+    with call.counting(question.resolve(dump).arms) as how:
+        if call.calibration:
+            bins = call.bins or tables.DEFAULT_BINS
+            result = tables.calibrate(dump, question, bins=bins, **how)
         else:
-            names = listed(criteria, "--criteria")
-            result = tables.ladder_table(dump, question, criteria=names, **how)
+            result = tables.ladder_table(dump, question, criteria=call.criteria, **how)
     call.write(result)
 
 
-@command(REGION, PAIR, PROTOCOL, COUNTING, QUIET, run=RUN_OR_SHARDS)
-def figure4(
-    call: Call,
-    *,
-    output: Annotated[
-        list[Path],
-        typer.Option("-o", "--output", metavar="FILE",
-                     help="A .png, .pdf or .svg; may be given several times."),
-    ],
-) -> None:  # fmt: skip
+@command(
+    SHARDS,
+    Option("-o --output", [Path], "A .png, .pdf or .svg; may be given several times.", ...),
+    *QUESTION, *COUNTING, QUIET,
+)  # fmt: skip
+def figure4(call: Call) -> None:
     """Draw ΔD of kept disagreement tokens, and the unsafe-keep rates by seed.
 
     Example: deltad figure4 data_dumps/tiny -o figure4.png
@@ -226,43 +199,31 @@ def figure4(
 
     if call.shard is not None:
         raise OptionError("`--shard` goes with `deltad table`, whose shards this command takes")
-    forms = [form_of(path, ENDINGS) for path in output]
-    for path in output:
-        for run in call.run:
+    forms = {path: form_of(path, ENDINGS) for path in call.output}
+    for path in forms:
+        for run in call.runs:
             check_output(path, run)
     question, dump = call.question, call.dump
     from deltad.analysis.tables.rates import rate_table
 
-    with call.progress(rows_of(dump, dump.arms)) as bar:
-        rates = rate_table(dump, question, progress=bar.advance, **call.counting)
-    for path, form in zip(output, forms, strict=True):
+    with call.counting() as how:
+        rates = rate_table(dump, question, **how)
+    for path, form in forms.items():
         with sink(path) as file:
             file.write(rates.form(form))
 
 
-@command(REGION, PAIR, PROTOCOL, forms=("csv", "tsv", "json", "parquet"))
-def tokens(
-    call: Call,
-    *,
-    criteria: Annotated[
-        str,
-        typer.Option(metavar="RULE,…", help="Whose decisions are listed.",
-                     show_default="all criteria that RUN can answer for"),
-    ] = "",
-    outside: Annotated[bool, typer.Option("--outside", help="Only tokens outside.")] = False,
-    disagreement: Annotated[
-        bool, typer.Option("--disagreement", help="Only tokens that exactly one criterion masks.")
-    ] = False,
-    seed: Annotated[
-        list[int] | None, typer.Option(help="Only this seed; may be given several times.")
-    ] = None,
-    step: Annotated[
-        list[int] | None, typer.Option(help="Only this step; may be given several times.")
-    ] = None,
-    recompute: Annotated[
-        bool, typer.Option("--recompute", help="Recompute D and Ḋ from the stored log-probs.")
-    ] = False,
-) -> None:  # fmt: skip
+@command(
+    RUN,
+    Option("--criteria", names, "Whose decisions are listed.", metavar="RULE,…",
+           shown="all criteria that RUN can answer for"),
+    switch("--outside", "Only tokens outside."),
+    switch("--disagreement", "Only tokens that exactly one criterion masks."),
+    SEED,
+    Option("--step", [int], "Only this step; may be given several times."),
+    RECOMPUTE, *QUESTION, forms=("csv", "tsv", "json", "parquet"),
+)  # fmt: skip
+def tokens(call: Call) -> None:
     """List tokens with D before and after, ΔD, r, Ḋ and every criterion's decision.
 
     JSON is one object per line. Under `own` the rows of the criterion's arm come first, then
@@ -270,27 +231,19 @@ def tokens(
 
     Example: deltad tokens data_dumps/tiny --disagreement --seed 0
     """
-    if call.form == "parquet" and call.output is None and sys.stdout.isatty():
-        raise OptionError("Parquet is not for a terminal: name a file by -o")
     question, dump = call.question, call.dump
     from deltad.analysis.tokens import TokenTable
 
     rows = TokenTable(
-        dump, question, criteria=listed(criteria, "--criteria"), seeds=seed or (),
-        steps=step or (), outside=outside, disagreement=disagreement, recompute=recompute,
+        dump, question, criteria=call.criteria, seeds=call.seed, steps=call.step,
+        outside=call.outside, disagreement=call.disagreement, recompute=call.recompute,
     )  # fmt: skip
     with sink(call.output) as file, call.progress(rows.rows) as bar:
         rows.write(file, call.form, progress=bar.advance)
 
 
-@command(forms=FORMS)
-def doctor(
-    call: Call,
-    *,
-    seed: Annotated[
-        list[int] | None, typer.Option(help="Only this seed; may be given several times.")
-    ] = None,
-) -> None:
+@command(RUN, SEED, forms=FORMS)
+def doctor(call: Call) -> None:
     """Name the likely cause where engine and trainer disagree, with evidence, size and remedy.
 
     Values that `check` refuses are evidence here. Exit status 0 where nothing wrong was found, 3
@@ -304,42 +257,27 @@ def doctor(
     from deltad.analysis.doctor.sample import chosen_arm
 
     arm = chosen_arm(dump)
-    for each in seed or ():
-        if each not in dump.seeds(arm):
-            raise OptionError(f"`--seed` must be one of arm {arm!r}, got {each}")
+    for seed in call.seed:
+        if seed not in dump.seeds(arm):
+            raise OptionError(f"`--seed` must be one of arm {arm!r}, got {seed}")
     with call.progress() as bar:
-        diagnosis = examine(dump, arm=arm, seeds=seed, progress=bar.advance)
+        diagnosis = examine(dump, arm=arm, seeds=call.seed or None, progress=bar.advance)
     call.write(diagnosis)
     if not diagnosis.healthy:
         raise typer.Exit(NOT_ENOUGH if diagnosis.healthy is None else FINDINGS)
 
 
-@command(REGION, PAIR, PROTOCOL, QUIET)
-def view(
-    call: Call,
-    *,
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="An .html file.",
-                     show_default="RUN's name with .html, in this folder"),
-    ] = None,
-    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-    criteria: Annotated[
-        str,
-        typer.Option(metavar="RULE,…", help="Further rules that the viewer decides by.",
-                     show_default=False),
-    ] = "",
-    seed: Annotated[
-        list[int] | None,
-        typer.Option(help="The viewer shows only this seed; may be given several times."),
-    ] = None,
-    tokens: Annotated[
-        int, typer.Option(min=1, help="At most so many tokens in the viewer, by the largest D.")
-    ] = 100_000,
-    bootstrap_seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the intervals' random numbers.")
-    ] = 0,
-) -> None:  # fmt: skip
+@command(
+    RUN,
+    Option("-o --output", Path, "An .html file.", shown="RUN's name with .html, in this folder"),
+    switch("--open", "Open the page in a browser."),
+    Option("--criteria", names, "Further rules that the viewer decides by.", metavar="RULE,…"),
+    Option("--seed", [int], "The viewer shows only this seed; may be given several times."),
+    Option("--tokens", int, "At most so many tokens in the viewer, by the largest D.", 100_000,
+           min=1),
+    BOOTSTRAP_SEED, *QUESTION, QUIET,
+)  # fmt: skip
+def view(call: Call) -> None:
     """Write one HTML page: tables, figures, the doctor's findings and a token viewer.
 
     The page needs no network; its path is printed. Exit status 1 where a section could not be
@@ -349,71 +287,23 @@ def view(
     """
     from deltad.analysis.result import form_of
 
-    page = output or Path(f"{call.run[0].name or 'report'}.html")
+    page = call.output or Path(f"{call.run.name or 'report'}.html")
     form_of(page, ("html",))
-    check_output(page, call.run[0])
+    check_output(page, call.run)
     question, dump = call.question, call.dump
     from deltad.analysis.report import report
 
     with call.progress() as bar:
         made = report(
-            dump, question, criteria=listed(criteria, "--criteria"), seeds=seed or (),
-            tokens=tokens, bootstrap_seed=bootstrap_seed, progress=bar.advance,
+            dump, question, criteria=call.criteria, seeds=call.seed, tokens=call.tokens,
+            bootstrap_seed=call.bootstrap_seed, progress=bar.advance,
         )  # fmt: skip
     with sink(page) as file:
         file.write(made.html.encode())
     typer.echo(page)
     for title, error in made.failures:
         complain(f"section {title} could not be made: {error}")
-    if show:
+    if call.open:
         typer.launch(page.resolve().as_uri())
     if made.failures:
         raise typer.Exit(BAD_CONTENT)
-
-
-def _many(
-    dump: Dump,
-    question: Question,
-    over: str,
-    values: list[str],
-    by: str,
-    bins: int | None,
-    how: dict[str, Any],
-) -> Result:
-    """A table of many pairs: along a sweep, or by conditions."""
-    from deltad.analysis.tables import compare
-
-    if over:
-        return compare.sweep(dump, question, over=over, values=values, **how)
-    conditions = listed(by, "--by")
-    return compare.condition_table(
-        dump, question, conditions, bins=bins or compare.DEFAULT_BINS, **how
-    )
-
-
-def _power(call: Call, rates: Any, points: str, goal: float | None, level: float | None) -> Result:
-    """How many seeds it takes, by those that were counted."""
-    from deltad.analysis.tables import power
-
-    shares: tuple[float, ...] = power.POINTS
-    if points:
-        try:
-            shares = tuple(float(each) / 100 for each in listed(points, "--points"))
-        except ValueError as error:
-            raise OptionError(f"`--points` must be numbers, got {points!r}") from error
-    result = power.power_table(
-        rates, points=shares, power=power.POWER if goal is None else goal,
-        level=power.LEVEL if level is None else level,
-    )  # fmt: skip
-    with call.progress(len(result.searches), "searches") as bar:
-        for test, point in result.searches:
-            result.row(test, point)
-            bar.advance(1)
-    return result
-
-
-def _only_with(option: str, given: Any, others: dict[str, Any]) -> None:
-    """Refuse options that mean nothing without another one."""
-    for name, value in others.items():
-        if value not in (None, "") and not given:
-            raise OptionError(f"`{name}` goes with `{option}`")

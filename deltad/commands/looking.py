@@ -2,35 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from threading import Event
+from typing import TYPE_CHECKING
 
 import typer
 
 from .analysis import FORMS
-from .options import PAIR, QUIET, REGION, Call, command
-from .terminal import BAD_CONTENT, OptionError, complain
+from .options import (
+    BASELINE,
+    CRITERION,
+    DIVERGENCE,
+    QUIET,
+    RUN,
+    THRESHOLD,
+    Call,
+    Option,
+    command,
+    switch,
+)
+from .terminal import BAD_CONTENT, OptionError, complain, must_be_folder
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from deltad.analysis.tables.steps import StepFiles, StepTable
     from deltad.dumps import Dump
 
+REGION_AND_PAIR = (THRESHOLD, DIVERGENCE, CRITERION, BASELINE)
 
-@command(REGION, PAIR, forms=FORMS)
-def watch(
-    call: Call,
-    *,
-    once: Annotated[bool, typer.Option("--once", help="Print what there is now, and end.")] = False,
-    interval: Annotated[float, typer.Option(min=0.05, help="Seconds between two looks.")] = 2.0,
-    scalar: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", show_default="the usual ones",
-                     help="Show the course of this number; may be given several times."),
-    ] = None,
-    rows: Annotated[int, typer.Option(min=1, help="Arms and seeds listed in text.")] = 8,
-) -> None:  # fmt: skip
+
+@command(
+    RUN,
+    switch("--once", "Print what there is now, and end."),
+    Option("--interval", float, "Seconds between two looks.", 2.0, min=0.05),
+    Option("--scalar", [str], "Show the course of this number; may be given several times.",
+           metavar="NAME", shown="the usual ones"),
+    Option("--rows", int, "Arms and seeds listed in text.", 8, min=1),
+    *REGION_AND_PAIR, forms=FORMS,
+)  # fmt: skip
+def watch(call: Call) -> None:
     """Follow the optimizer steps of a running or finished recording; Ctrl-C ends it.
 
     Reads what a monitor writes into RUN/_steps, else the files of the dump as they become
@@ -39,85 +53,66 @@ def watch(
 
     Example: deltad watch data_dumps/tiny-whole --once
     """
-    asked = call.values["form"] or call.output is not None or once
-    following = not asked and sys.stdout.isatty()
-    (run,) = call.run
-    if not run.is_dir():
-        raise OptionError(f"{run} {'is no folder' if run.exists() else 'does not exist'}")
-    shared = {name: call.values[name] for name in ("threshold", "divergence", *PAIR)}
-    question = None
-    if tuple(shared.values()) != (None, "kl", "", "ratio"):
-        from deltad.masks import DEFAULT_THRESHOLD
+    must_be_folder(call.run)
+    given, question = call.given(REGION_AND_PAIR), None
+    if given != {each.name: each.default for each in (DIVERGENCE, BASELINE)}:
         from deltad.steps import StepQuestion
 
-        if shared["threshold"] is None:
-            shared["threshold"] = DEFAULT_THRESHOLD
-        question = StepQuestion(**shared)
+        question = StepQuestion(**given)
     from deltad.analysis.tables.steps import SHOWN, StepFiles, StepTable
 
-    files = StepFiles(run, question)
-    shown = tuple(scalar) if scalar else SHOWN
+    files = StepFiles(call.run, question)
+    shown = call.scalar or SHOWN
 
-    def look(height: int = 1000, width: int = 80) -> StepTable:
-        listed = min(rows, max(1, height - len(shown) - 12))
-        return StepTable.from_files(files, shown=shown, places=listed, width=width)
+    def table(height: int = 1000, width: int = 80) -> StepTable:
+        places = min(call.rows, max(1, height - len(shown) - 12))
+        return StepTable.from_files(files, shown=shown, places=places, width=width)
 
-    files.refresh()
-    if following:
-        _follow(files, look, interval)
-    else:
-        call.write(look())
-
-
-def _follow(files: Any, look: Callable[[int, int], Any], interval: float) -> None:
-    """Redraw whenever there is something new or the window has another size, until interrupted."""
+    if call.once or call.output or call.format or not sys.stdout.isatty():
+        files.refresh()
+        call.write(table())
+        return
     from rich.console import Console
+
+    with contextlib.suppress(KeyboardInterrupt):
+        follow(files, table, Console(highlight=False, markup=False), call.interval, Event())
+
+
+def follow(
+    files: StepFiles,
+    table: Callable[[int, int], StepTable],
+    console: Console,
+    interval: float,
+    over: Event,
+) -> None:
+    """Redraw when there is something new, or the window has another size, until it is over."""
     from rich.live import Live
 
-    console = Console(highlight=False, markup=False)
-    size = console.size
-
-    def text() -> str:
-        return str(look(size.height, size.width).text(width=size.width))
-
-    try:
-        with Live(text(), console=console, auto_refresh=False, vertical_overflow="crop") as live:
-            live.refresh()
-            while True:
-                time.sleep(interval)
-                if files.refresh() or console.size != size:
-                    size = console.size
-                    live.update(text(), refresh=True)
-    except KeyboardInterrupt:
-        return
+    size = None
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        while not over.is_set():
+            if files.refresh() or console.size != size:
+                size = console.size
+                live.update(table(size.height, size.width).text(width=size.width), refresh=True)
+            over.wait(interval)
 
 
-@command(QUIET)
-def check(
-    call: Call,
-    *,
-    form: Annotated[
-        str,
-        typer.Option("--format", metavar="text|json", help="Form of the output."),
-    ] = "text",
-) -> None:
+@command(RUN, Option("--format", ("text", "json"), "Form of the output.", "text"), QUIET)
+def check(call: Call) -> None:
     """Check every row of a dump against the contract.
 
     Prints one line per problem, and ends with status 1 where there is any.
 
     Example: deltad check data_dumps/tiny-whole
     """
-    if form not in ("text", "json"):
-        raise OptionError(f"`--format` must be one of text, json, got {form!r}")
     from deltad.dumps.validate import check_dump
 
-    (run,) = call.run
     with call.progress(unit="files") as bar:
         try:
-            problems = check_dump(run, strict=False, progress=bar.at)
+            problems = check_dump(call.run, strict=False, progress=bar.at)
         except FileNotFoundError as error:
-            raise OptionError(f"{run} does not exist") from error
-    if form == "json":
+            raise OptionError(f"{call.run} does not exist") from error
+    if call.format == "json":
         found = {"format": 1, "ok": not problems, "problems": [vars(each) for each in problems]}
         typer.echo(json.dumps(found, indent=1, ensure_ascii=False))
     elif problems:
@@ -132,7 +127,6 @@ def check(
 def _contents(dump: Dump) -> str:
     """What a dump in order holds, in one line."""
     parts = [part for arm in dump.arms for part in dump.files(arm)]
-    seeds = {part.seed for part in parts}
     rows = sum(part.rows for part in parts)
     seen = sum(part.metadata.rows_seen for part in parts)
     words = ""
@@ -141,7 +135,7 @@ def _contents(dump: Dump) -> str:
         if arms:
             words += f"; the policy {when} the update was not read in arm {', '.join(arms)}"
     return (
-        f"in order: {dump.path} has arms {', '.join(dump.arms)}; {len(seeds)} seeds, "
-        f"{len(parts)} files, {rows} rows of {seen} tokens, top-{dump.top_k} of "
-        f"{dump.vocab_size} ids{words}"
+        f"in order: {dump.path} has arms {', '.join(dump.arms)}; "
+        f"{len({part.seed for part in parts})} seeds, {len(parts)} files, {rows} rows of {seen} "
+        f"tokens, top-{dump.top_k} of {dump.vocab_size} ids{words}"
     )

@@ -1,7 +1,8 @@
-"""The options that commands share, composed once, and what is done with them.
+"""What commands are made of: rows of options over a function, whose docstring is the help.
 
-`command` makes a command of a function: its own keyword parameters come first, then the groups
-that it asks for, and the function gets a `Call` that knows the question, the dump and the output.
+`@command(Option("--bins", int, "Bins by quantile."), *REGION)` makes a `Command` of the function
+below it, which gets a `Call`: the values of the options, and the dump, the question and the output
+that they ask for.
 """
 
 from __future__ import annotations
@@ -10,316 +11,369 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from .terminal import Bar, OptionError, check_output, is_url, note, progress_bar, sink
 
 if TYPE_CHECKING:
-    from deltad.analysis.backends import Backend
     from deltad.analysis.question import Question
     from deltad.analysis.result import Result
+    from deltad.analysis.shards import Shards
     from deltad.dumps import Dump
 
 
-def as_place(text: str) -> Path:
-    """Give the folder that an argument names, or what a URL stands for."""
+def place(text: str) -> Path:
+    """The folder that an argument names, or what a URL stands for."""
     if "://" not in text:
         return Path(text)
-    from deltad.dumps.storage import place
+    from deltad.dumps import storage
 
-    return place(text)
-
-
-def option(kind: Any, default: Any, *names: str, **how: Any) -> tuple[Any, Any]:
-    """Annotation and default of an option."""
-    return Annotated[kind, typer.Option(*names, **how)], default
+    return storage.place(text)
 
 
-Group = Mapping[str, tuple[Any, Any]]
+def names(text: str) -> tuple[str, ...]:
+    """The names in a text with commas."""
+    found = tuple(name.strip() for name in text.split(",")) if text else ()
+    if not all(found):
+        raise ValueError
+    return found
 
-RUN: Final = Annotated[
-    Path,
-    typer.Argument(metavar="RUN", help="Folder of a dump, or its URL.", show_default=False,
-                   parser=as_place),
-]  # fmt: skip
-RUN_OR_SHARDS: Final = Annotated[
-    list[Path],
-    typer.Argument(metavar="RUN", help="Folder of a dump, or its URL; or all shards of one table.",
-                   show_default=False, parser=as_place),
-]  # fmt: skip
 
-REGION: Final[Group] = {
-    "threshold": option(
-        float | None, None, show_default="0.15",
-        help="δ ≥ 0 of the region: nats for KL, a probability for TV.",
+KINDS: Final[Mapping[Any, tuple[str, str]]] = {
+    str: ("TEXT", "text"),
+    int: ("INTEGER", "an integer"),
+    float: ("NUMBER", "a number"),
+    bool: ("", "on or off"),
+    Path: ("FILE", "a file"),
+    place: ("RUN", "a folder or a URL"),
+    names: ("NAME,…", "names with single commas between them"),
+}
+"""Kinds of values: what stands for one in the help, and what it must be."""
+
+
+class Option(NamedTuple):
+    """An option, or an argument where the name has no dashes."""
+
+    flags: str  # with spaces between; the value is named after the last
+    kind: Any  # one of `KINDS`, a tuple of choices, or a list of one of these if it may be repeated
+    help: str
+    default: Any = None  # `...` where it must be given
+    metavar: str = ""  # what stands for the value, where that of the kind says too little
+    shown: str = ""  # the default in words, where the command finds it itself
+    needs: str = ""  # another option, or one and its value, without which this means nothing
+    min: float | None = None
+
+    @property
+    def flag(self) -> str:
+        """The option as messages name it."""
+        return self.flags.split()[-1].partition("/")[0]
+
+    @property
+    def name(self) -> str:
+        """The name of its value."""
+        return _name(self.flag)
+
+    def parameter(self) -> inspect.Parameter:
+        """The parameter that typer makes it of; values are texts there."""
+        many = isinstance(self.kind, list)
+        kind = self.kind[0] if many else self.kind
+        metavar = "|".join(kind) if isinstance(kind, tuple) else KINDS[kind][0]
+        how: dict[str, Any] = {
+            "metavar": self.metavar or metavar or None,
+            "show_default": self.shown or True,
+            "help": f"With {self.needs}: {self.help}" if self.needs else self.help,
+        }
+        text: Any = bool if kind is bool else str
+        info: Any = typer.Option(*self.flags.split(), min=self.min, **how)
+        if not self.flags.startswith("-"):
+            text, info = Path, typer.Argument(parser=str, **how)
+        return inspect.Parameter(
+            self.name, inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if self.default is ... else self.default,
+            annotation=Annotated[list[text] if many else text, info],
+        )  # fmt: skip
+
+    def read(self, given: Any) -> Any:
+        """The value of a text; None, or a sequence of none, where none was given."""
+        kind = self.kind
+        if isinstance(kind, list):
+            return [self._replace(kind=kind[0]).read(each) for each in given or ()]
+        if given is None:
+            return () if kind is names else None
+        fit = f"one of {', '.join(kind)}" if isinstance(kind, tuple) else KINDS[kind][1]
+        with contextlib.suppress(ValueError):
+            value = kind[kind.index(given)] if isinstance(kind, tuple) else kind(given)
+            if self.min is None or value >= self.min:
+                return value
+            fit = f"at least {self.min}"
+        raise OptionError(f"`{self.flag}` must be {fit}, got {given!r}")
+
+
+def switch(flags: str, help: str, *, needs: str = "") -> Option:
+    """An option that is on or off, and off by default."""
+    return Option(flags, bool, help, default=False, needs=needs)
+
+
+def _name(flag: str) -> str:
+    """The name of an option's value."""
+    return flag.strip("-").replace("-", "_").lower()
+
+
+RUN: Final = Option("RUN", place, "Folder of a dump, or its URL.", ...)
+SHARDS: Final = Option(
+    "RUN", [place], "Folder of a dump, or its URL; or all shards of one table.", ...
+)
+THRESHOLD: Final = Option(
+    "--threshold", float, "δ ≥ 0 of the region: nats for KL, a probability for TV.", shown="0.15"
+)
+DIVERGENCE: Final = Option("--divergence", ("kl", "tv"), "Divergence of the region.", "kl")
+CRITERION: Final = Option(
+    "--criterion", str, "Criterion in question. A name, or FILE.py:NAME for a rule of your own.",
+    metavar="RULE", shown="predictive-<divergence>-aggregated",
+)  # fmt: skip
+BASELINE: Final = Option(
+    "--baseline", str, "Criterion that it is compared with, likewise.", "ratio", metavar="RULE"
+)
+PROTOCOL: Final = Option(
+    "--protocol", str, "Which update ΔD is measured under: one arm's, or each criterion's own.",
+    metavar="shared:ARM|own", shown="shared:none, or the only arm",
+)  # fmt: skip
+QUESTION: Final = (THRESHOLD, DIVERGENCE, CRITERION, BASELINE, PROTOCOL)
+RECOMPUTE: Final = switch("--recompute", "Recompute D and Ḋ from the stored log-probs.")
+BOOTSTRAP_SEED: Final = Option(
+    "--bootstrap-seed", int, "Seed of the intervals' random numbers.", 0, min=0
+)
+COUNTING: Final = (
+    Option("--on", ("local", "ray"), "Count on this machine, or on Ray.", "local"),
+    Option(
+        "--address", str, "HOST:PORT of the cluster, or auto.", needs="--on ray",
+        metavar="HOST:PORT", shown="RAY_ADDRESS, else one is started on this machine",
     ),
-    "divergence": option(str, "kl", metavar="kl|tv", help="Divergence of the region."),
-}  # fmt: skip
-PAIR: Final[Group] = {
-    "criterion": option(
-        str, "", metavar="RULE", show_default="predictive-<divergence>-aggregated",
-        help="Criterion in question. A name, or FILE.py:NAME for a rule of your own.",
+    Option(
+        "--shard", str, "Read only the I-th of N shards, into a .parquet file by -o; give this "
+        "command all N files in place of RUN to get the table.", metavar="I/N",
     ),
-    "baseline": option(
-        str, "ratio", metavar="RULE", help="Criterion that it is compared with, likewise."
-    ),
-}  # fmt: skip
-PROTOCOL: Final[Group] = {
-    "protocol": option(
-        str, "", metavar="shared:ARM|own", show_default="shared:none, or the only arm",
-        help="Which update ΔD is measured under: one arm's, or each criterion's own.",
-    ),
-}  # fmt: skip
-COUNTING: Final[Group] = {
-    "on": option(str, "local", metavar="local|ray", help="Count on this machine, or on Ray."),
-    "address": option(
-        str | None, None, metavar="HOST:PORT", help="Of the Ray cluster, or auto.",
-        show_default="RAY_ADDRESS, else one is started on this machine",
-    ),
-    "shard": option(
-        str | None, None, metavar="I/N", show_default=False,
-        help="Read only the I-th of N shards, into a .parquet file by -o; give this command all "
-        "N files in place of RUN to get the table.",
-    ),
-    "recompute": option(
-        bool, False, "--recompute", help="Recompute D and Ḋ from the stored log-probs."
-    ),
-    "bootstrap_seed": option(
-        int, 0, "--bootstrap-seed", min=0, help="Seed of the intervals' random numbers."
-    ),
-}  # fmt: skip
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar and no notes.")]
-QUIET: Final[Group] = {"quiet": (Quiet, False)}
+    RECOMPUTE,
+    BOOTSTRAP_SEED,
+)  # fmt: skip
+QUIET: Final = switch("--quiet", "No progress bar and no notes.")
 
 
-def output_group(forms: Sequence[str]) -> Group:
+def output(forms: Sequence[str]) -> tuple[Option, ...]:
     """The options of a command that writes a result in some forms, the first by default."""
-    return {
-        "output": option(
-            Path | None, None, "-o", "--output", metavar="FILE",
-            help="Write there, in the form that the ending stands for.",
+    return (
+        Option("-o --output", Path, "Write there, in the form that the ending stands for."),
+        Option(
+            "--format", tuple(forms), "Form of the output.",
+            shown=f"by the ending of FILE, else {forms[0]}",
         ),
-        "form": option(
-            str, "", "--format", metavar="|".join(forms), help="Form of the output.",
-            show_default=f"by the ending of FILE, else {forms[0]}",
-        ),
-        "wide": option(bool, False, "--wide", help="Text in lines as wide as they need."),
-        **QUIET,
-    }  # fmt: skip
+        switch("--wide", "Text in lines as wide as they need."),
+        QUIET,
+    )  # fmt: skip
 
 
-@dataclass
-class Call:
-    """One call of a command: what the shared options ask.
+class Call(SimpleNamespace):
+    """One call of a command: the options' values as attributes, and what they ask together.
 
-    Attributes
-    ----------
-    values : dict
-        Values of the shared options.
-    run : sequence of Path
-        RUN, or shards.
-    form : str
-        Of the output, settled before any work.
+    `form` is that of the output, and `stack` is left when the command is done.
     """
 
-    values: dict[str, Any]
-    run: Sequence[Path] = ()
-    form: str = ""
-    _dump: Dump | None = None
-    _backend: Backend | None = None
-    _open: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self.values[name]
-        except KeyError:
-            raise AttributeError(name) from None
+    @property
+    def runs(self) -> list[Path]:
+        """RUN, or the shards that stand for it."""
+        return self.run if isinstance(self.run, list) else [self.run]
 
     @property
     def question(self) -> Question:
-        """What the shared options ask."""
+        """What the options of `QUESTION` ask."""
         from deltad.analysis.question import Question
-        from deltad.masks import DEFAULT_THRESHOLD
 
-        given = {
-            name: self.values[name]
-            for name in ("divergence", "criterion", "baseline", "protocol")
-            if name in self.values
-        }
-        threshold = self.values.get("threshold")
-        return Question(DEFAULT_THRESHOLD if threshold is None else threshold, **given)
+        return Question(**self.given(QUESTION))
 
-    @property
+    def given(self, options: Iterable[Option]) -> dict[str, Any]:
+        """The values of some options, without those that have none."""
+        found = {each.name: vars(self).get(each.name) for each in options}
+        return {name: value for name, value in found.items() if value not in (None, ())}
+
+    @cached_property
     def dump(self) -> Dump:
         """RUN, opened; of shards the dump that their footers describe."""
-        if self._dump is None:
-            self._dump, self._backend = self._opened()
-            if (unfinished := self._dump.unfinished_text) and not self.quiet:
-                note(unfinished, quiet=False)
-        return self._dump
-
-    @property
-    def counting(self) -> dict[str, Any]:
-        """How a counting function is to count: `backend`, `recompute`, `bootstrap_seed`."""
-        dump = self.dump
-        if self.shard is not None:
-            from deltad.analysis.shards import ShardWriter, ShardWritten, Share
-
-            file = self._open.enter_context(sink(self.output))
-            self._open.enter_context(contextlib.suppress(ShardWritten))  # so the file is kept
-            self._backend = ShardWriter(Share.parse(self.shard), file, dump, self._backend)
-        return {
-            "backend": self._backend,
-            "recompute": self.recompute,
-            "bootstrap_seed": self.bootstrap_seed,
-        }
-
-    @contextlib.contextmanager
-    def progress(self, total: int | None = None, unit: str = "rows") -> Iterator[Bar]:
-        """A progress bar while the block runs."""
-        with progress_bar(total, unit, quiet=self.quiet) as bar:
-            yield bar
-
-    def write(self, result: Result) -> None:
-        """Write a result in the form asked for."""
-        with sink(self.output) as file:
-            file.write(
-                result.form(self.form, **({"wide": self.wide} if self.form == "text" else {}))
-            )
-
-    def _opened(self) -> tuple[Dump, Backend | None]:
-        """The dump and where to count."""
         from deltad.dumps import Dump
 
-        on, address = self.values.get("on", "local"), self.values.get("address")
-        if on not in ("local", "ray"):
-            raise OptionError(f"`--on` must be local or ray, got {on!r}")
-        if on == "local" and address is not None:
-            raise OptionError("`--address` is of a Ray cluster: give `--on ray` too")
-        first = self.run[0]
-        if "shard" in self.values and not is_url(first) and first.is_file():
-            from deltad.analysis.shards import Shards
-
-            shards = Shards(self.run)
-            return shards.dump, shards
-        if len(self.run) > 1:
+        first = self.runs[0]
+        if len(self.runs) > 1 and not first.is_file():
             raise OptionError(f"RUN must be one folder, or shards: {first} is no file")
+        if self.shards is not None:
+            return self.shards.dump
         try:
             dump = Dump.open(first)
         except FileNotFoundError as error:
             raise OptionError(f"{first} does not exist") from error
-        if on == "local":
-            return dump, None
-        from deltad.analysis.backends import BackendError, RayBackend
+        if dump.unfinished_text:
+            self.note(dump.unfinished_text)
+        return dump
 
-        try:
-            return dump, self._open.enter_context(RayBackend(address))
-        except BackendError as error:
-            raise OptionError(str(error)) from error
+    @cached_property
+    def shards(self) -> Shards | None:
+        """Shards of a table where they are given in place of a dump."""
+        if not isinstance(self.run, list) or is_url(self.run[0]) or not self.run[0].is_file():
+            return None
+        from deltad.analysis.shards import Shards
+
+        return Shards(self.run)
+
+    @contextlib.contextmanager
+    def counting(self, arms: Iterable[str] | None = None) -> Iterator[dict[str, Any]]:
+        """What a counting function takes, while a bar shows how far in the rows it is."""
+        dump, backend = self.dump, self.shards
+        if backend is None and self.on == "ray":
+            from deltad.analysis.backends import BackendError, RayBackend
+
+            try:
+                backend = self.stack.enter_context(RayBackend(self.address))
+            except BackendError as error:
+                raise OptionError(str(error)) from error
+        if self.shard is not None:
+            from deltad.analysis.shards import ShardWriter, ShardWritten, Share
+
+            file = self.stack.enter_context(sink(self.output))
+            self.stack.enter_context(contextlib.suppress(ShardWritten))  # so that the file is kept
+            backend = ShardWriter(Share.parse(self.shard), file, dump, backend)
+        rows = sum(part.rows for arm in arms or dump.arms for part in dump.files(arm))
+        with self.progress(rows) as bar:
+            yield {
+                "backend": backend,
+                "recompute": self.recompute,
+                "bootstrap_seed": self.bootstrap_seed,
+                "progress": bar.advance,
+            }
+
+    def progress(
+        self, total: int | None = None, unit: str = "rows"
+    ) -> contextlib.AbstractContextManager[Bar]:
+        """A progress bar while a block runs."""
+        return progress_bar(total, unit, quiet=self.quiet)
+
+    def note(self, message: str) -> None:
+        """Print one line that is good to know."""
+        note(message, quiet=self.quiet)
+
+    def write(self, result: Result) -> None:
+        """Write a result in the form asked for."""
+        with sink(self.output) as file:
+            file.write(result.form(self.form, wide=self.wide))
+
+    def settle_form(self, forms: Sequence[str]) -> str:
+        """The form of the output, before any work: as asked, by the file's ending, or the first."""
+        for run in self.runs:
+            check_output(self.output, run)
+        if vars(self).get("shard") is not None:
+            if self.output is None or self.output.suffix.lower() != ".parquet":
+                raise OptionError("`--shard` writes a file: give `-o FILE.parquet`")
+            return ""
+        if self.format or self.output is None:
+            form = self.format or forms[0]
+            if form == "parquet" and self.output is None and sys.stdout.isatty():
+                raise OptionError("Parquet is not for a terminal: name a file by -o")
+            return form
+        from deltad.analysis.result import form_of
+
+        return form_of(self.output, forms)
+
+
+class _AsGiven:
+    """Lets typer give values as they stand on the command line, to be read by `Option.read`.
+
+    Typer 0.29 makes a pydantic model of every option when a command runs, and importing pydantic
+    takes a third of the time that importing Arrow does.
+    """
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Give the options; see `typer.core.TyperCommand.get_params`."""
+        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for each in found:
+            each.get_runtime_param = lambda: _SAME
+        return found
+
+
+_SAME: Final = SimpleNamespace(coerce=lambda value, param, ctx: value)
+
+
+class TextCommand(_AsGiven, TyperCommand):
+    """A command of typer whose values are texts."""
+
+
+class TextGroup(_AsGiven, TyperGroup):
+    """A group of them."""
+
+
+class Command(NamedTuple):
+    """A command: a function, its options, the forms of its output, and its help."""
+
+    function: Callable[[Call], None]
+    options: Sequence[Option]
+    help: str
+    forms: Sequence[str] = ()
+
+    @property
+    def summary(self) -> str:
+        """The help's first sentence, for lists of commands."""
+        return " ".join(self.help.partition("\n\n")[0].split())
+
+    def run(self, given: Mapping[str, Any]) -> None:
+        """Read the options and call the function."""
+        values = {each.name: each.read(given[each.name]) for each in self.options}
+        for each in self.options:
+            if each.needs and values[each.name] not in (None, ()):
+                other, _, value = each.needs.partition(" ")
+                if values[_name(other)] != value if value else not values[_name(other)]:
+                    raise OptionError(f"`{each.flag}` goes with `{each.needs}`")
+        with contextlib.ExitStack() as stack:
+            call = Call(**values, stack=stack)
+            call.form = call.settle_form(self.forms) if self.forms else ""
+            self.function(call)
+
+    def build(self, name: str) -> Any:
+        """The command as typer has it."""
+
+        def run(**given: Any) -> None:
+            self.run(given)
+
+        parameters = [each.parameter() for each in self.options]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        text, _, example = self.help.partition("Example: ")
+        app = typer.Typer(add_completion=False, rich_markup_mode=None)
+        how = {"epilog": f"Example: {example}", "short_help": self.summary, "cls": TextCommand}
+        app.command(name, help=text.strip(), **how)(run)
+        return typer.main.get_command(app)
+
+
+class Group(NamedTuple):
+    """A command of commands, which are made when one of them is asked for."""
+
+    summary: str
+    commands: Callable[[], Mapping[str, Command]]
+
+    def build(self, name: str) -> Any:
+        """The group as typer has it."""
+        commands = {each: command.build(each) for each, command in self.commands().items()}
+        return TextGroup(name=name, help=self.summary, commands=commands, rich_markup_mode=None)
 
 
 def command(
-    *groups: Group, run: Any = RUN, forms: Sequence[str] = ()
-) -> Callable[[Callable[..., None]], Callable[[], Callable[..., None]]]:
-    """Make a command of a function of a `Call` and its own options.
+    *options: Option, forms: Sequence[str] = ()
+) -> Callable[[Callable[[Call], None]], Command]:
+    """Make a command of a function with a docstring, whose last line is an example."""
 
-    Parameters
-    ----------
-    *groups : mapping of str to (annotation, default)
-        Shared options.
-    run : annotation, optional
-        Of RUN.
-    forms : sequence of str
-        Forms of its output, the default first.
-    """
-
-    def made(function: Callable[..., None]) -> Callable[[], Callable[..., None]]:
-        def build() -> Callable[..., None]:
-            """The function that typer makes a command of; only when it is asked for."""
-            own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
-            taken = {each.name for each in own}
-            shared: dict[str, tuple[Any, Any]] = {}
-            for group in (*groups, *([output_group(forms)] if forms else [])):
-                shared |= {name: each for name, each in group.items() if name not in taken}
-
-            def called(**values: Any) -> None:
-                where = values.pop("run", ())
-                call = Call({name: values.pop(name) for name in shared}, _places(where))
-                with call._open:
-                    call.form = settled(call, forms) if forms else ""
-                    function(call, **values)
-
-            keyword = inspect.Parameter.KEYWORD_ONLY
-            parameters = [inspect.Parameter("run", keyword, annotation=run)]
-            parameters += own
-            parameters += [
-                inspect.Parameter(name, keyword, default=default, annotation=annotation)
-                for name, (annotation, default) in shared.items()
-            ]
-            called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-            called.__annotations__ = {each.name: each.annotation for each in parameters}
-            called.__doc__, called.__name__ = function.__doc__, function.__name__
-            return called
-
-        build.builds_command = True  # type: ignore[attr-defined]
-        return build
+    def made(function: Callable[[Call], None]) -> Command:
+        every = (*options, *(output(forms) if forms else ()))
+        return Command(function, every, inspect.getdoc(function) or "", forms)
 
     return made
-
-
-def listed(text: str, option: str) -> list[str]:
-    """The names in a comma-separated option.
-
-    Raises
-    ------
-    OptionError
-        An empty name between commas.
-    """
-    if not text:
-        return []
-    names = [name.strip() for name in text.split(",")]
-    if not all(names):
-        raise OptionError(f"`{option}` must be names with single commas between them, got {text!r}")
-    return names
-
-
-def rows_of(dump: Dump, arms: Iterable[str]) -> int:
-    """Rows of some arms."""
-    return sum(part.rows for arm in arms for part in dump.files(arm))
-
-
-def _places(run: Any) -> Sequence[Path]:
-    """RUN as a sequence."""
-    return run if isinstance(run, list | tuple) else (run,)
-
-
-def settled(call: Call, forms: Sequence[str]) -> str:
-    """The form of output: as asked, by the file's ending, or the first.
-
-    Raises
-    ------
-    OptionError
-        A form that the command does not know, or a file that cannot be written.
-    """
-    output, asked = call.output, call.values["form"]
-    for run in call.run:
-        check_output(output, run)
-    if call.values.get("shard") is not None:
-        if output is None or output.suffix.lower() != ".parquet":
-            raise OptionError("`--shard` writes a file: give `-o FILE.parquet`")
-        return ""
-    if asked:
-        if asked not in forms:
-            raise OptionError(f"`--format` must be one of {', '.join(forms)}, got {asked!r}")
-        return str(asked)
-    if output is None:
-        if forms[0] == "parquet" and sys.stdout.isatty():
-            raise OptionError("Parquet is not for a terminal: name a file by -o")
-        return forms[0]
-    from deltad.analysis.result import form_of
-
-    return form_of(output, forms)

@@ -6,12 +6,10 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
-
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+from typing import BinaryIO, Final
 
 BAD_CONTENT: Final = 1
 BAD_OPTION: Final = 2
@@ -29,52 +27,49 @@ class OptionError(ValueError):
 
 def complain(message: str) -> None:
     """Print one error line, never wrapped, to standard error."""
-    sys.stderr.write(f"error: {one_line(message)}\n")
+    _say("error", message)
 
 
 def note(message: str, *, quiet: bool) -> None:
     """Print one line that is good to know to standard error."""
     if not quiet:
-        sys.stderr.write(f"note: {one_line(message)}\n")
+        _say("note", message)
 
 
-def one_line(text: str) -> str:
-    """The same words with single spaces between them, fit for any terminal."""
+def _say(what: str, message: str) -> None:
+    """Print words with single spaces between them, fit for any terminal."""
     from deltad._checks import printable
 
-    return printable(" ".join(text.split()))
+    sys.stderr.write(f"{what}: {printable(' '.join(message.split()))}\n")
 
 
 class Bar:
-    """A progress bar on standard error; does nothing where nobody looks."""
+    """A progress bar, moved by rich or, where nobody looks, not at all."""
 
-    def __init__(self, progress: Progress | None, task: TaskID | None) -> None:
-        """Wrap a task of a rich progress display, or nothing."""
-        self._progress, self._task = progress, task
+    def __init__(self, update: Callable[..., object] = lambda **how: None) -> None:
+        self._update = update
 
     def advance(self, steps: int) -> None:
         """Go on by some steps."""
-        if self._progress is not None and self._task is not None:
-            self._progress.advance(self._task, steps)
+        self._update(advance=steps)
 
     def at(self, done: int, total: int) -> None:
         """Stand at `done` of `total`."""
-        if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=done, total=total)
+        self._update(completed=done, total=total)
 
 
 @contextlib.contextmanager
 def progress_bar(total: int | None, unit: str, *, quiet: bool) -> Iterator[Bar]:
-    """Show a progress bar while the block runs; silent where standard error is no terminal."""
+    """Show a progress bar on standard error while the block runs; silent without a terminal."""
     if quiet or not sys.stderr.isatty():
-        yield Bar(None, None)
+        yield Bar()
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     columns = (BarColumn(), MofNCompleteColumn(), unit, TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        yield Bar(progress, progress.add_task(unit, total=total))
+        yield Bar(partial(progress.update, progress.add_task(unit, total=total)))
 
 
 def is_url(path: object) -> bool:
@@ -82,15 +77,14 @@ def is_url(path: object) -> bool:
     return getattr(path, "is_remote", False) is True
 
 
-def check_output(output: Path | None, run: Path) -> None:
-    """Refuse a file that cannot be written, before any work is done for it.
+def must_be_folder(run: Path) -> None:
+    """Refuse what is no folder."""
+    if not run.is_dir():
+        raise OptionError(f"{run} {'is no folder' if run.exists() else 'does not exist'}")
 
-    Raises
-    ------
-    OptionError
-        The file would lie in the dump, would replace what is read, or lies in no folder, or it
-        is a folder itself.
-    """
+
+def check_output(output: Path | None, run: Path) -> None:
+    """Refuse a file that cannot be written, or would replace what is read, before any work."""
     if output is None:
         return
     target = output.resolve()
@@ -106,13 +100,7 @@ def check_output(output: Path | None, run: Path) -> None:
 
 @contextlib.contextmanager
 def sink(output: Path | None) -> Iterator[BinaryIO]:
-    """Open what a command writes to: standard output, or a file that appears whole or not at all.
-
-    Raises
-    ------
-    OptionError
-        The file cannot be written.
-    """
+    """Open standard output, or a file that appears whole or not at all."""
     if output is None:
         sys.stdout.flush()
         yield sys.stdout.buffer

@@ -70,9 +70,9 @@ def test_options_become_the_recipe(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["tiny", "RUN", "--lr", "-1"], "`lr` must be at least 0.0, got -1.0"),
-        (["tiny", "RUN", "--optimizer", "lion"], "`optimizer` must be one of adamw, sgd"),
-        (["tiny", "RUN", "--variant", "best"], "no variant 'best' of tiny"),
-        (["tiny", "RUN", "--store", "some"], "`store` must be one of above, all"),
+        (["tiny", "RUN", "--optimizer", "lion"], "`--optimizer` must be one of adamw, sgd"),
+        (["tiny", "RUN", "--variant", "best"], "`--variant` must be one of fresh-adamw"),
+        (["tiny", "RUN", "--store", "some"], "`--store` must be one of above, all"),
         (["tiny", "RUN", "--seeds", "0"], "--seeds"),
         (["tiny"], "RUN"),
         (["small", "RUN"], "small"),
