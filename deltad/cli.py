@@ -17,17 +17,10 @@ from typing import Annotated, Any, Final
 import typer
 
 from deltad.commands import analysis, imports, looking, record
-from deltad.commands.options import Command, Group, TextGroup
-from deltad.commands.terminal import (
-    BAD_CONTENT,
-    BAD_OPTION,
-    CLOSED_PIPE,
-    INTERRUPTED,
-    OptionError,
-    complain,
-)
+from deltad.commands.options import Command, TextGroup
+from deltad.commands.terminal import OptionError, Status, complain
 
-COMMANDS: Final[Mapping[str, Command | Group]] = {
+COMMANDS: Final[Mapping[str, Command | record.Recipes]] = {
     "reproduce": record.reproduce,
     "record": record.RECORD,
     "train": record.TRAIN,
@@ -94,19 +87,19 @@ def _status(error: BaseException) -> int:
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):  # the reader has seen enough
-        return CLOSED_PIPE
+        return Status.CLOSED_PIPE
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         complain("interrupted")
-        return INTERRUPTED
+        return Status.INTERRUPTED
     if isinstance(error, MemoryError):
         complain(f"there is not enough memory for this ({error})")
-        return BAD_CONTENT
+        return Status.BAD_CONTENT
     if hasattr(error, "format_message"):  # what typer raises for a bad command line
         complain(error.format_message())
-        return BAD_OPTION
+        return Status.BAD_OPTION
     if isinstance(error, OSError | OptionError):
-        complain(str(error))
-        return BAD_OPTION
+        complain(error)
+        return Status.BAD_OPTION
     from deltad.analysis.question import QuestionError
     from deltad.dumps import DumpError
     from deltad.masks import CriterionError
@@ -114,8 +107,8 @@ def _status(error: BaseException) -> int:
 
     if not isinstance(error, QuestionError | CriterionError | RecipeError | DumpError):
         raise error
-    complain(str(error))
-    return BAD_CONTENT if isinstance(error, DumpError) else BAD_OPTION
+    complain(error)
+    return Status.BAD_CONTENT if isinstance(error, DumpError) else Status.BAD_OPTION
 
 
 app = typer.Typer(cls=Commands, pretty_exceptions_enable=False, rich_markup_mode=None)

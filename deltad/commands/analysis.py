@@ -26,15 +26,7 @@ from .options import (
     names,
     switch,
 )
-from .terminal import (
-    BAD_CONTENT,
-    FINDINGS,
-    NOT_ENOUGH,
-    OptionError,
-    check_output,
-    complain,
-    sink,
-)
+from .terminal import OptionError, Status, check_output, complain, sink
 
 if TYPE_CHECKING:
     from deltad.analysis.result import Result
@@ -128,7 +120,7 @@ def _power(call: Call, rates: Any) -> Result:
 @command(
     SHARDS,
     Option("--criteria", names, "Criteria and soft weights, or FILE.py:NAME for rules of your own.",
-           metavar="RULE,…", shown="all that RUN can answer for"),
+           shown="all that RUN can answer for"),
     Option("--by", names, "Tell the tokens outside apart, as `deltad table --by` does.",
            metavar="WHAT,…"),
     Option("--bins", int, "bins by quantile.", needs="--by", shown="4", min=1),
@@ -157,7 +149,7 @@ def compare(call: Call) -> None:
 
 @command(
     SHARDS,
-    Option("--criteria", names, "Further criteria to judge.", metavar="RULE,…"),
+    Option("--criteria", names, "Further criteria to judge."),
     switch("--calibration", "Hold every predicted first-order change against ΔD."),
     Option("--bins", int, "bins by quantile.", needs="--calibration", shown="8", min=1),
     *QUESTION, *COUNTING, forms=DRAWN,
@@ -201,8 +193,7 @@ def figure4(call: Call) -> None:
         raise OptionError("`--shard` goes with `deltad table`, whose shards this command takes")
     forms = {path: form_of(path, ENDINGS) for path in call.output}
     for path in forms:
-        for run in call.runs:
-            check_output(path, run)
+        check_output(path, call.runs)
     question, dump = call.question, call.dump
     from deltad.analysis.tables.rates import rate_table
 
@@ -215,7 +206,7 @@ def figure4(call: Call) -> None:
 
 @command(
     RUN,
-    Option("--criteria", names, "Whose decisions are listed.", metavar="RULE,…",
+    Option("--criteria", names, "Whose decisions are listed.",
            shown="all criteria that RUN can answer for"),
     switch("--outside", "Only tokens outside."),
     switch("--disagreement", "Only tokens that exactly one criterion masks."),
@@ -264,14 +255,14 @@ def doctor(call: Call) -> None:
         diagnosis = examine(dump, arm=arm, seeds=call.seed or None, progress=bar.advance)
     call.write(diagnosis)
     if not diagnosis.healthy:
-        raise typer.Exit(NOT_ENOUGH if diagnosis.healthy is None else FINDINGS)
+        raise typer.Exit(Status.NOT_ENOUGH if diagnosis.healthy is None else Status.FINDINGS)
 
 
 @command(
     RUN,
     Option("-o --output", Path, "An .html file.", shown="RUN's name with .html, in this folder"),
     switch("--open", "Open the page in a browser."),
-    Option("--criteria", names, "Further rules that the viewer decides by.", metavar="RULE,…"),
+    Option("--criteria", names, "Further rules that the viewer decides by."),
     Option("--seed", [int], "The viewer shows only this seed; may be given several times."),
     Option("--tokens", int, "At most so many tokens in the viewer, by the largest D.", 100_000,
            min=1),
@@ -289,7 +280,7 @@ def view(call: Call) -> None:
 
     page = call.output or Path(f"{call.run.name or 'report'}.html")
     form_of(page, ("html",))
-    check_output(page, call.run)
+    check_output(page, call.runs)
     question, dump = call.question, call.dump
     from deltad.analysis.report import report
 
@@ -306,4 +297,4 @@ def view(call: Call) -> None:
     if call.open:
         typer.launch(page.resolve().as_uri())
     if made.failures:
-        raise typer.Exit(BAD_CONTENT)
+        raise typer.Exit(Status.BAD_CONTENT)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 
 from .options import QUIET, Call, Option, command, place, switch
-from .terminal import BAD_CONTENT, OptionError, complain, is_url, sink
+from .terminal import OptionError, Status, complain, is_url, sink
 
 if TYPE_CHECKING:
     from deltad.probes.offline import Imported, ScoringFiles, Source
@@ -100,10 +100,10 @@ def import_(call: Call) -> None:
             )  # fmt: skip
     except OfflineError as error:
         for fault in error.faults or (error,):
-            complain(str(fault))
+            complain(fault)
         if len(error.faults) > 1:
             call.note("nothing was written")
-        raise typer.Exit(BAD_CONTENT) from None
+        raise typer.Exit(Status.BAD_CONTENT) from None
     except UpdateError as error:
         raise OptionError(
             f"{error}: give `--mask`, `--threshold` and `--divergence` as the update had them"

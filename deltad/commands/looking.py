@@ -24,7 +24,7 @@ from .options import (
     command,
     switch,
 )
-from .terminal import BAD_CONTENT, OptionError, complain, must_be_folder
+from .terminal import OptionError, Status, complain, must_be_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -117,11 +117,11 @@ def check(call: Call) -> None:
         typer.echo(json.dumps(found, indent=1, ensure_ascii=False))
     elif problems:
         for problem in problems:
-            complain(str(problem))
+            complain(problem)
     else:
         typer.echo(_contents(call.dump))
     if problems:
-        raise typer.Exit(BAD_CONTENT)
+        raise typer.Exit(Status.BAD_CONTENT)
 
 
 def _contents(dump: Dump) -> str:

@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from .terminal import Bar, OptionError, check_output, is_url, note, progress_bar, sink
+from .terminal import Bar, OptionError, check_output, complain, is_url, progress_bar, sink
 
 if TYPE_CHECKING:
     from deltad.analysis.question import Question
@@ -52,7 +53,7 @@ KINDS: Final[Mapping[Any, tuple[str, str]]] = {
     bool: ("", "on or off"),
     Path: ("FILE", "a file"),
     place: ("RUN", "a folder or a URL"),
-    names: ("NAME,…", "names with single commas between them"),
+    names: ("RULE,…", "names with single commas between them"),
 }
 """Kinds of values: what stands for one in the help, and what it must be."""
 
@@ -115,9 +116,9 @@ class Option(NamedTuple):
         raise OptionError(f"`{self.flag}` must be {fit}, got {given!r}")
 
 
-def switch(flags: str, help: str, *, needs: str = "") -> Option:
+def switch(flags: str, help: str) -> Option:
     """An option that is on or off, and off by default."""
-    return Option(flags, bool, help, default=False, needs=needs)
+    return Option(flags, bool, help, False)
 
 
 def _name(flag: str) -> str:
@@ -231,7 +232,7 @@ class Call(SimpleNamespace):
     @contextlib.contextmanager
     def counting(self, arms: Iterable[str] | None = None) -> Iterator[dict[str, Any]]:
         """What a counting function takes, while a bar shows how far in the rows it is."""
-        dump, backend = self.dump, self.shards
+        backend: Any = self.shards
         if backend is None and self.on == "ray":
             from deltad.analysis.backends import BackendError, RayBackend
 
@@ -244,8 +245,8 @@ class Call(SimpleNamespace):
 
             file = self.stack.enter_context(sink(self.output))
             self.stack.enter_context(contextlib.suppress(ShardWritten))  # so that the file is kept
-            backend = ShardWriter(Share.parse(self.shard), file, dump, backend)
-        rows = sum(part.rows for arm in arms or dump.arms for part in dump.files(arm))
+            backend = ShardWriter(Share.parse(self.shard), file, self.dump, backend)
+        rows = sum(part.rows for arm in arms or self.dump.arms for part in self.dump.files(arm))
         with self.progress(rows) as bar:
             yield {
                 "backend": backend,
@@ -254,15 +255,14 @@ class Call(SimpleNamespace):
                 "progress": bar.advance,
             }
 
-    def progress(
-        self, total: int | None = None, unit: str = "rows"
-    ) -> contextlib.AbstractContextManager[Bar]:
+    def progress(self, total: int | None = None, unit: str = "rows") -> AbstractContextManager[Bar]:
         """A progress bar while a block runs."""
         return progress_bar(total, unit, quiet=self.quiet)
 
     def note(self, message: str) -> None:
         """Print one line that is good to know."""
-        note(message, quiet=self.quiet)
+        if not self.quiet:
+            complain(message, "note")
 
     def write(self, result: Result) -> None:
         """Write a result in the form asked for."""
@@ -271,8 +271,8 @@ class Call(SimpleNamespace):
 
     def settle_form(self, forms: Sequence[str]) -> str:
         """The form of the output, before any work: as asked, by the file's ending, or the first."""
-        for run in self.runs:
-            check_output(self.output, run)
+        if self.output is not None:
+            check_output(self.output, self.runs)
         if vars(self).get("shard") is not None:
             if self.output is None or self.output.suffix.lower() != ".parquet":
                 raise OptionError("`--shard` writes a file: give `-o FILE.parquet`")
@@ -313,10 +313,13 @@ class TextGroup(_AsGiven, TyperGroup):
     """A group of them."""
 
 
+Function = Callable[[Call], None]
+
+
 class Command(NamedTuple):
     """A command: a function, its options, the forms of its output, and its help."""
 
-    function: Callable[[Call], None]
+    function: Function
     options: Sequence[Option]
     help: str
     forms: Sequence[str] = ()
@@ -350,30 +353,14 @@ class Command(NamedTuple):
         run.__annotations__ = {each.name: each.annotation for each in parameters}
         text, _, example = self.help.partition("Example: ")
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
-        how = {"epilog": f"Example: {example}", "short_help": self.summary, "cls": TextCommand}
-        app.command(name, help=text.strip(), **how)(run)
+        app.command(
+            name, cls=TextCommand, help=text.strip(), epilog=f"Example: {example}",
+            short_help=self.summary,
+        )(run)  # fmt: skip
         return typer.main.get_command(app)
 
 
-class Group(NamedTuple):
-    """A command of commands, which are made when one of them is asked for."""
-
-    summary: str
-    commands: Callable[[], Mapping[str, Command]]
-
-    def build(self, name: str) -> Any:
-        """The group as typer has it."""
-        commands = {each: command.build(each) for each, command in self.commands().items()}
-        return TextGroup(name=name, help=self.summary, commands=commands, rich_markup_mode=None)
-
-
-def command(
-    *options: Option, forms: Sequence[str] = ()
-) -> Callable[[Callable[[Call], None]], Command]:
-    """Make a command of a function with a docstring, whose last line is an example."""
-
-    def made(function: Callable[[Call], None]) -> Command:
-        every = (*options, *(output(forms) if forms else ()))
-        return Command(function, every, inspect.getdoc(function) or "", forms)
-
-    return made
+def command(*options: Option, forms: Sequence[str] = ()) -> Callable[[Function], Command]:
+    """Make a command of a function with a docstring that ends with an example."""
+    every = (*options, *(output(forms) if forms else ()))
+    return lambda function: Command(function, every, inspect.getdoc(function) or "", forms)

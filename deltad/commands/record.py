@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import signal
 import threading
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import UnionType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import typer
 
@@ -25,24 +26,15 @@ from .options import (
     QUIET,
     Call,
     Command,
-    Group,
     Option,
+    TextGroup,
     command,
     names,
     output,
     place,
     switch,
 )
-from .terminal import (
-    BAD_CONTENT,
-    INTERRUPTED,
-    OptionError,
-    check_output,
-    complain,
-    must_be_folder,
-    sink,
-    termination_as_interruption,
-)
+from .terminal import OptionError, Status, check_output, complain, must_be_folder, sink
 
 LADDER_TOKENS: Final = 64
 """Tokens per step whose own gradients the ladder takes, unless a number is given."""
@@ -53,34 +45,10 @@ WATCH_SECONDS: Final = 2.0
 SEEDS: Final = Option(
     "--seeds", int, "Record the seeds from 0 to one below this number.", shown="61", min=1
 )
-WORKERS_AND_RESUME: Final = (
-    Option("--workers", int, "Worker processes; 0 works in this one.", shown="as many as cores",
-           min=0),
-    switch("--resume", "Record what is missing in a dump of the same recipe."),
-)  # fmt: skip
-RECORDING: Final = (
-    *WORKERS_AND_RESUME,
-    Option("--store", ("above", "all", "near", "outside", "disagreement"),
-           "Store tokens with D > 0.05 or all; or read after the step, and store, only those with "
-           "D > 0.01, outside the region, or where ratio and prediction disagree: faster.",
-           "above"),
-    Option("--vectors", ("all", "near"), "Keep the top-K log-probs of every token stored, or where "
-           "D >= 0.01 and of a hundredth of the rest.", "all"),
-    switch("--ladder", "Measure the ladder of each step: where the sign of ΔD is lost."),
-    Option("--ladder-tokens", int, "Tokens per step whose own and whose sequence's gradient the "
-           "ladder takes.", shown=f"{LADDER_TOKENS} with --ladder", min=0),
-    QUIET,
-)  # fmt: skip
-TRAINING: Final = (
-    *WORKERS_AND_RESUME,
-    switch("--watch", "Show the steps as they are made, as deltad watch does."),
-    Option("--against", [place], "Show this training next to it; may be given several times."),
-    Option("--baseline", str, "Mask to compare with.", metavar="NAME",
-           shown="ratio, or the first there is"),
-    switch("--by-batch", "In files, one row per rollout batch of every run."),
-    BOOTSTRAP_SEED,
-    *output(DRAWN),
-)  # fmt: skip
+WORKERS: Final = Option(
+    "--workers", int, "Worker processes; 0 works in this one.", shown="as many as cores", min=0
+)
+RESUME: Final = switch("--resume", "Record what is missing in a dump of the same recipe.")
 TRAINED: Final = {
     "tiny": ("the tiny model of chained sums", "fp32"),
     "smollm2": ("a real language model", "check"),
@@ -88,7 +56,21 @@ TRAINED: Final = {
 """What a recipe trains, and a training in `data_training/` to show."""
 
 
-def _record_command(recipe: str) -> Command:
+class Recipes(NamedTuple):
+    """A command of commands, one per recipe, made when it is asked for."""
+
+    summary: str
+    make: Callable[[str], Command]
+
+    def build(self, name: str) -> Any:
+        """The group as typer has it."""
+        from deltad.probes.recipes import RECIPES
+
+        commands = {recipe: self.make(recipe).build(recipe) for recipe in RECIPES}
+        return TextGroup(name=name, help=self.summary, commands=commands, rich_markup_mode=None)
+
+
+def _recording(recipe: str) -> Command:
     """The command that records a recipe."""
     from deltad.probes.recipes import RECIPES
 
@@ -100,20 +82,27 @@ def _record_command(recipe: str) -> Command:
         chosen = kind.variant(call.variant, **call.given(fields))
         _record(call, chosen, call.run, call.store, vectors=call.vectors, ladder_tokens=tokens)
 
-    variants = "; ".join(f"{name}: {text}" for name, text in kind.variants_help.items())
-    return Command(
-        run,
-        [
-            Option("RUN", place, "Folder of the dump, or its URL.", ...),
-            Option("--variant", (*kind.variants,), "Set of fields; single options win over it."),
-            SEEDS._replace(shown=str(kind.default_seeds)), *RECORDING, *fields,
-        ],
-        help=f"{inspect.getdoc(kind)}\n\nVariants. {variants}.\n\n"
-        f"Example: deltad record {recipe} RUN --seeds 1",
+    options = (
+        Option("RUN", place, "Folder of the dump, or its URL.", ...),
+        Option("--variant", tuple(kind.variants), "Set of fields; single options win over it."),
+        SEEDS._replace(shown=str(kind.default_seeds)), WORKERS, RESUME,
+        Option("--store", ("above", "all", "near", "outside", "disagreement"),
+               "Store tokens with D > 0.05 or all; or read after the step, and store, only those "
+               "with D > 0.01, outside the region, or where ratio and prediction disagree: faster.",
+               "above"),
+        Option("--vectors", ("all", "near"), "Keep the top-K log-probs of every token stored, or "
+               "where D >= 0.01 and of a hundredth of the rest.", "all"),
+        switch("--ladder", "Measure the ladder of each step: where the sign of ΔD is lost."),
+        Option("--ladder-tokens", int, "Tokens per step whose own and whose sequence's gradient "
+               "the ladder takes.", shown=f"{LADDER_TOKENS} with --ladder", min=0),
+        QUIET, *fields,
     )  # fmt: skip
+    variants = "; ".join(f"{name}: {text}" for name, text in kind.variants_help.items())
+    example = f"Example: deltad record {recipe} RUN --seeds 1"
+    return Command(run, options, f"{inspect.getdoc(kind)}\n\nVariants. {variants}.\n\n{example}")
 
 
-def _train_command(recipe: str) -> Command:
+def _training(recipe: str) -> Command:
     """The command that trains by a recipe."""
     from deltad.probes.recipes import RECIPES
     from deltad.probes.training import DEFAULTS, Training
@@ -121,46 +110,37 @@ def _train_command(recipe: str) -> Command:
 
     fields = _field_options(Training, own_fields(), DEFAULTS[recipe])
     fields += _field_options(RECIPES[recipe], world_fields(recipe), {})
-
-    def run(call: Call) -> None:
-        _train(call, recipe, call.given(fields))
-
+    options = (
+        Option("RUN", place, "Folder of the training.", ...),
+        Option("--masks", names, "Criteria to train with, or none.", shown="six"),
+        SEEDS._replace(help="Train the seeds from 0 to one below this number.", shown="8"),
+        WORKERS, RESUME,
+        switch("--watch", "Show the steps as they are made, as deltad watch does."),
+        Option("--against", [place], "Show this training next to it; may be given several times."),
+        Option("--baseline", str, "Mask to compare with.", metavar="NAME",
+               shown="ratio, or the first there is"),
+        switch("--by-batch", "In files, one row per rollout batch of every run."),
+        BOOTSTRAP_SEED, *output(DRAWN), *fields,
+    )  # fmt: skip
     what, shown = TRAINED[recipe]
-    return Command(
-        run,
-        [
-            Option("RUN", place, "Folder of the training.", ...),
-            Option("--masks", names, "Criteria to train with, or none.", metavar="RULE,…",
-                   shown="six"),
-            SEEDS._replace(help="Train the seeds from 0 to one below this number.", shown="8"),
-            *TRAINING, *fields,
-        ],
-        forms=DRAWN,
-        help=f"""Train {what} by GRPO, a run for every mask and seed, and compare them.
+    text = f"""Train {what} by GRPO, a run for every mask and seed, and compare them.
 
 Each rollout batch is sampled from the present policy and gone through once, an optimizer step per
 minibatch, with the mask in the loss. RUN gets the log, the steps (which deltad watch RUN follows)
 and checkpoints. A finished RUN is only shown: accuracy by mask with intervals and paired
 differences; -o draws the curves.
 
-Example: deltad train {recipe} data_training/{recipe}/{shown}""",
-    )  # fmt: skip
+Example: deltad train {recipe} data_training/{recipe}/{shown}"""
+    return Command(lambda call: _train(call, recipe, call.given(fields)), options, text, DRAWN)
 
 
-def _of_every_recipe(make: Callable[[str], Command]) -> Mapping[str, Command]:
-    """A command per recipe."""
-    from deltad.probes.recipes import RECIPES
-
-    return {name: make(name) for name in RECIPES}
-
-
-RECORD: Final = Group(
+RECORD: Final = Recipes(
     "Record a dump of real updates by a recipe: RUN, then the recipe's fields as options.",
-    lambda: _of_every_recipe(_record_command),
+    _recording,
 )
-TRAIN: Final = Group(
+TRAIN: Final = Recipes(
     "Train by GRPO with masks, by a recipe, and compare them; or show a finished training.",
-    lambda: _of_every_recipe(_train_command),
+    _training,
 )
 
 
@@ -181,8 +161,9 @@ def _train(call: Call, recipe: str, chosen: Mapping[str, Any]) -> None:
     run = call.run
     if call.by_batch and call.form in ("png", "pdf", "svg"):
         raise OptionError("`--by-batch` is for tables: leave it out to draw the curves")
+    if call.output is not None:
+        check_output(call.output, call.against)
     for other in call.against:
-        check_output(call.output, other)
         must_be_folder(other)
     from deltad.analysis.tables.training import training_table
 
@@ -206,7 +187,7 @@ def _train(call: Call, recipe: str, chosen: Mapping[str, Any]) -> None:
     Option("-o --output", Path, "Where everything goes.", "deltad-figure4", metavar="DIR"),
     SEEDS,
     Option("--base", int, "Which of the ten shipped base models to start from.", 0, min=0),
-    *WORKERS_AND_RESUME, QUIET,
+    WORKERS, RESUME, QUIET,
 )  # fmt: skip
 def reproduce(call: Call) -> None:
     """Record the recipe tiny, print its table for all protocols and draw Figure 4: minutes.
@@ -247,17 +228,18 @@ def _finished(run: Path) -> bool:
 
 @contextlib.contextmanager
 def _ending(kept: str) -> Iterator[None]:
-    """Turn an interruption, or a failed worker, into a sentence that says what is kept."""
+    """Turn Ctrl-C, SIGTERM or a failed worker into a sentence that says what is kept."""
     from deltad.probes.recipes import WorkerError
 
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with termination_as_interruption():
-            yield
+        yield
     except (KeyboardInterrupt, WorkerError) as error:
-        interrupted = isinstance(error, KeyboardInterrupt)
-        what = "interrupted" if interrupted else error
-        complain(f"{what}; {kept}: give --resume to go on")
-        raise typer.Exit(INTERRUPTED if interrupted else BAD_CONTENT) from None
+        failed = isinstance(error, WorkerError)
+        complain(f"{error if failed else 'interrupted'}; {kept}: give --resume to go on")
+        raise typer.Exit(Status.BAD_CONTENT if failed else Status.INTERRUPTED) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

@@ -4,47 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from enum import IntEnum
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO
 
-BAD_CONTENT: Final = 1
-BAD_OPTION: Final = 2
-FINDINGS: Final = 3
-NOT_ENOUGH: Final = 4
-INTERRUPTED: Final = 130
-CLOSED_PIPE: Final = 141
-"""Exit statuses; the last is what a shell reports of a program that ended because nobody read on
-(SIGPIPE)."""
+
+class Status(IntEnum):
+    """Exit statuses; the last is what a shell reports where nobody read on (SIGPIPE)."""
+
+    BAD_CONTENT = 1
+    BAD_OPTION = 2
+    FINDINGS = 3
+    NOT_ENOUGH = 4
+    INTERRUPTED = 130
+    CLOSED_PIPE = 141
 
 
 class OptionError(ValueError):
     """A bad option value, or a RUN that does not exist."""
 
 
-def complain(message: str) -> None:
-    """Print one error line, never wrapped, to standard error."""
-    _say("error", message)
-
-
-def note(message: str, *, quiet: bool) -> None:
-    """Print one line that is good to know to standard error."""
-    if not quiet:
-        _say("note", message)
-
-
-def _say(what: str, message: str) -> None:
-    """Print words with single spaces between them, fit for any terminal."""
+def complain(message: object, what: str = "error") -> None:
+    """Print one line, never wrapped and fit for any terminal, to standard error."""
     from deltad._checks import printable
 
-    sys.stderr.write(f"{what}: {printable(' '.join(message.split()))}\n")
+    sys.stderr.write(f"{what}: {printable(' '.join(str(message).split()))}\n")
 
 
 class Bar:
-    """A progress bar, moved by rich or, where nobody looks, not at all."""
+    """A progress bar; does nothing where nobody looks."""
 
     def __init__(self, update: Callable[..., object] = lambda **how: None) -> None:
         self._update = update
@@ -78,20 +69,19 @@ def is_url(path: object) -> bool:
 
 
 def must_be_folder(run: Path) -> None:
-    """Refuse what is no folder."""
+    """Refuse a RUN that is none."""
     if not run.is_dir():
         raise OptionError(f"{run} {'is no folder' if run.exists() else 'does not exist'}")
 
 
-def check_output(output: Path | None, run: Path) -> None:
-    """Refuse a file that cannot be written, or would replace what is read, before any work."""
-    if output is None:
-        return
+def check_output(output: Path, runs: Iterable[Path]) -> None:
+    """Refuse a file that cannot be written or would replace what is read, before any work."""
     target = output.resolve()
-    if not is_url(run) and target == run.resolve():
-        raise OptionError(f"{output} is what is read: name another file")
-    if not is_url(run) and run.is_dir() and target.is_relative_to(run.resolve()):
-        raise OptionError(f"{output} lies in the dump {run}: name a file outside of it")
+    for run in runs:
+        if not is_url(run) and target == run.resolve():
+            raise OptionError(f"{output} is what is read: name another file")
+        if not is_url(run) and run.is_dir() and target.is_relative_to(run.resolve()):
+            raise OptionError(f"{output} lies in the dump {run}: name a file outside of it")
     if target.is_dir():
         raise OptionError(f"cannot write {output}: it is a folder")
     if not target.parent.is_dir():
@@ -131,17 +121,3 @@ def _writable(output: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise OptionError(f"cannot write {output}: {error.strerror or error}") from error
-
-
-@contextlib.contextmanager
-def termination_as_interruption() -> Iterator[None]:
-    """Let SIGTERM stop the workers and tidy up, as Ctrl-C does."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

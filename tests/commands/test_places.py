@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from deltad.commands.terminal import is_url
 from deltad.commands.options import place as as_place
+from deltad.commands.terminal import is_url
 from deltad.dumps.storage import copy_tree, place
 from tests.commands.app import assert_refused, deltad
 from tests.dumps.factory import make_dump
