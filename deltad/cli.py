@@ -88,27 +88,25 @@ def _status(error: BaseException) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):  # the reader has seen enough
         return Status.CLOSED_PIPE
+    message, status = str(error), Status.BAD_OPTION
     if isinstance(error, KeyboardInterrupt | typer.Abort):
-        complain("interrupted")
-        return Status.INTERRUPTED
-    if isinstance(error, MemoryError):
-        complain(f"there is not enough memory for this ({error})")
-        return Status.BAD_CONTENT
-    if hasattr(error, "format_message"):  # what typer raises for a bad command line
-        complain(error.format_message())
-        return Status.BAD_OPTION
-    if isinstance(error, OSError | OptionError):
-        complain(error)
-        return Status.BAD_OPTION
-    from deltad.analysis.question import QuestionError
-    from deltad.dumps import DumpError
-    from deltad.masks import CriterionError
-    from deltad.probes.recipes import RecipeError
+        message, status = "interrupted", Status.INTERRUPTED
+    elif isinstance(error, MemoryError):
+        message, status = f"there is not enough memory for this ({error})", Status.BAD_CONTENT
+    elif hasattr(error, "format_message"):  # what typer raises for a bad command line
+        message = error.format_message()
+    elif not isinstance(error, OSError | OptionError):
+        from deltad.analysis.question import QuestionError
+        from deltad.dumps import DumpError
+        from deltad.masks import CriterionError
+        from deltad.probes.recipes import RecipeError
 
-    if not isinstance(error, QuestionError | CriterionError | RecipeError | DumpError):
-        raise error
-    complain(error)
-    return Status.BAD_CONTENT if isinstance(error, DumpError) else Status.BAD_OPTION
+        if isinstance(error, DumpError):
+            status = Status.BAD_CONTENT
+        elif not isinstance(error, QuestionError | CriterionError | RecipeError):
+            raise error
+    complain(message)
+    return status
 
 
 app = typer.Typer(cls=Commands, pretty_exceptions_enable=False, rich_markup_mode=None)

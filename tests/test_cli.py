@@ -140,7 +140,7 @@ def test_the_list_of_commands_shows_their_first_sentences() -> None:
         (("table", "{run}", "--values", "1"), "goes with `--over`"),
         (("table", "{run}", "--bins", "2"), "goes with `--by`"),
         (("table", "{run}", "--goal", "0.9"), "goes with `--power`"),
-        (("table", "{run}", "--power", "--points", "1,x"), "`--points`"),
+        (("table", "{run}", "--power", "--points", "1,x"), "`--points` must be numbers"),
         (("table", "{run}", "--power", "--points", "0"), "points"),
         (("table", "{run}", "--power", "--goal", "2"), "power"),
         (("table", "{run}", "--power", "--level", "1e-300"), "level"),

@@ -24,6 +24,7 @@ from .options import (
     Option,
     command,
     names,
+    numbers,
     switch,
 )
 from .terminal import OptionError, Status, check_output, complain, sink
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 FORMS: Final = ("text", "json", "csv", "tsv", "markdown", "latex", "html", "parquet")
 DRAWN: Final = (*FORMS, "png", "pdf", "svg")
 ALL: Final = "all"
+BINS: Final = Option("--bins", int, "bins by quantile.", needs="--by", shown="4", min=1)
 SEED: Final = Option("--seed", [int], "Only this seed; may be given several times.")
 
 
@@ -44,10 +46,10 @@ SEED: Final = Option("--seed", [int], "Only this seed; may be given several time
            shown="δ from 0.02 to 1; K' from 1 to K; every protocol"),
     Option("--by", names, "Tell the tokens outside apart by advantage, position, state, entropy, "
            "divergence, ratio, tail or token.", metavar="WHAT,…"),
-    Option("--bins", int, "bins by quantile.", needs="--by", shown="4", min=1),
+    BINS,
     switch("--power", "How many seeds it takes to see a difference."),
-    Option("--points", names, "by how many points the criterion is lower.", needs="--power",
-           metavar="X,…", shown="1,2,3,5,10"),
+    Option("--points", numbers, "by how many points the criterion is lower.", needs="--power",
+           shown="1,2,3,5,10"),
     Option("--goal", float, "the power asked for.", needs="--power", shown="0.8"),
     Option("--level", float, "level of the two-sided tests.", needs="--power", shown="0.05"),
     switch("--by-seed", "In text, also one row per seed."),
@@ -81,8 +83,8 @@ def table(call: Call) -> None:
             if over:
                 result = pairs.sweep(dump, question, over=over, values=call.values, **how)
             else:
-                bins = call.bins or pairs.DEFAULT_BINS
-                result = pairs.condition_table(dump, question, by, bins=bins, **how)
+                how |= call.given([BINS])
+                result = pairs.condition_table(dump, question, by, **how)
         elif every:
             result = rates.protocol_table(dump, question, **how)
         else:
@@ -99,17 +101,12 @@ def _power(call: Call, rates: Any) -> Result:
     """How many seeds it takes, by those that were counted."""
     from deltad.analysis.tables import power
 
-    points: tuple[float, ...] = power.POINTS
-    if call.points:
-        try:
-            points = tuple(float(each) / 100 for each in call.points)
-        except ValueError as error:
-            given = ",".join(call.points)
-            raise OptionError(f"`--points` must be numbers, got {given!r}") from error
     result = power.power_table(
-        rates, points=points, power=power.POWER if call.goal is None else call.goal,
+        rates,
+        points=[each / 100 for each in call.points] or power.POINTS,
+        power=power.POWER if call.goal is None else call.goal,
         level=power.LEVEL if call.level is None else call.level,
-    )  # fmt: skip
+    )
     with call.progress(len(result.searches), "searches") as bar:
         for test, point in result.searches:
             result.row(test, point)
@@ -123,7 +120,7 @@ def _power(call: Call, rates: Any) -> Result:
            shown="all that RUN can answer for"),
     Option("--by", names, "Tell the tokens outside apart, as `deltad table --by` does.",
            metavar="WHAT,…"),
-    Option("--bins", int, "bins by quantile.", needs="--by", shown="4", min=1),
+    BINS,
     switch("--agreement", "In text, also who agrees with whom."),
     THRESHOLD, DIVERGENCE, BASELINE, PROTOCOL, *COUNTING, forms=DRAWN,
 )  # fmt: skip
@@ -140,8 +137,8 @@ def compare(call: Call) -> None:
     result: Result
     with call.counting() as how:
         if call.by:
-            bins = call.bins or tables.DEFAULT_BINS
-            result = tables.condition_table(dump, question, call.by, criteria, bins=bins, **how)
+            how |= call.given([BINS])
+            result = tables.condition_table(dump, question, call.by, criteria, **how)
         else:
             result = tables.compare(dump, question, criteria, agreements=call.agreement, **how)
     call.write(result)
@@ -151,7 +148,7 @@ def compare(call: Call) -> None:
     SHARDS,
     Option("--criteria", names, "Further criteria to judge."),
     switch("--calibration", "Hold every predicted first-order change against ΔD."),
-    Option("--bins", int, "bins by quantile.", needs="--calibration", shown="8", min=1),
+    BINS._replace(needs="--calibration", shown="8"),
     *QUESTION, *COUNTING, forms=DRAWN,
 )  # fmt: skip
 def ladder(call: Call) -> None:
@@ -169,8 +166,7 @@ def ladder(call: Call) -> None:
     result: Result
     with call.counting(question.resolve(dump).arms) as how:
         if call.calibration:
-            bins = call.bins or tables.DEFAULT_BINS
-            result = tables.calibrate(dump, question, bins=bins, **how)
+            result = tables.calibrate(dump, question, **call.given([BINS]), **how)
         else:
             result = tables.ladder_table(dump, question, criteria=call.criteria, **how)
     call.write(result)
@@ -243,10 +239,9 @@ def doctor(call: Call) -> None:
     Example: deltad doctor data_dumps/tiny
     """
     from deltad.analysis.doctor import examine
-
-    dump = call.dump
     from deltad.analysis.doctor.sample import chosen_arm
 
+    dump = call.dump
     arm = chosen_arm(dump)
     for seed in call.seed:
         if seed not in dump.seeds(arm):

@@ -12,7 +12,7 @@ from .options import QUIET, Call, Option, command, place, switch
 from .terminal import OptionError, Status, complain, is_url, sink
 
 if TYPE_CHECKING:
-    from deltad.probes.offline import Imported, ScoringFiles, Source
+    from deltad.probes.offline import Imported, Source
 
 FORMATS: Final = ("scoring", "prime-rl", "nemo-rl", "vllm", "sglang", "openai", "llama.cpp")
 """Forms of SOURCE."""
@@ -75,7 +75,7 @@ def import_(call: Call) -> None:
 
     Example: deltad import responses.jsonl RUN --vocab-size 49152
     """
-    from deltad.probes.offline import OfflineError, ScoringFiles, import_dump
+    from deltad.probes.offline import OfflineError, ScoringFiles, import_dump, write_requests
     from deltad.probes.offline.block import UpdateError
 
     *sources, run = call.run if call.requests is None else (*call.run, None)
@@ -84,16 +84,20 @@ def import_(call: Call) -> None:
     try:
         source = _source(call, sources)
         if run is None:
-            _write_requests(source, call)
+            with call.progress(source.size, "bytes") as bar, sink(call.requests) as file:
+                count = write_requests(source, file, progress=bar.advance)
+            call.note(f"{count} responses to score are in {call.requests}")
             return
-        scores: dict[str, ScoringFiles | None] = {
-            role: ScoringFiles(given, score=role != "join", step=call.step) if given else None
+        scores = {
+            role: ScoringFiles(given, score=role != "join", step=call.step)
             for role, given in roles.items()
+            if given
         }
-        described = _described(source, call)
-        with call.progress(
-            sum(each.size for each in (source, *scores.values()) if each), "bytes"
-        ) as bar:
+        described, size = (
+            _described(source, call),
+            sum(each.size for each in (source, *scores.values())),
+        )
+        with call.progress(size, "bytes") as bar:
             done = import_dump(
                 source, run, metadata=described, **scores, arm=call.arm, seed=call.seed,
                 top_k=call.top_k, existing=call.existing, progress=bar.advance,
@@ -159,21 +163,14 @@ def _source(call: Call, paths: list[Path]) -> Source:
 
     if call.format == "scoring":
         return ScoringFiles(paths, step=call.step)
-    if call.format in ("prime-rl", "nemo-rl"):
-        return PrimeRL(paths) if call.format == "prime-rl" else NemoRL(paths)
+    if call.format == "prime-rl":
+        return PrimeRL(paths)
+    if call.format == "nemo-rl":
+        return NemoRL(paths)
     return EngineFiles(
         call.format, paths, step=call.step, mode=call.logprobs_mode, temperature=call.temperature,
         top_k=call.top_k,
     )  # fmt: skip
-
-
-def _write_requests(source: Source, call: Call) -> None:
-    """Write what has to be scored."""
-    from deltad.probes.offline import write_requests
-
-    with call.progress(source.size, "bytes") as bar, sink(call.requests) as file:
-        count = write_requests(source, file, progress=bar.advance)
-    call.note(f"{count} responses to score are in {call.requests}")
 
 
 def _described(source: Source, call: Call) -> dict[str, Any]:

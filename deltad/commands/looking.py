@@ -12,18 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from .analysis import FORMS
-from .options import (
-    BASELINE,
-    CRITERION,
-    DIVERGENCE,
-    QUIET,
-    RUN,
-    THRESHOLD,
-    Call,
-    Option,
-    command,
-    switch,
-)
+from .options import PAIR, QUIET, RUN, Call, Option, command, switch
 from .terminal import OptionError, Status, complain, must_be_folder
 
 if TYPE_CHECKING:
@@ -31,8 +20,6 @@ if TYPE_CHECKING:
 
     from deltad.analysis.tables.steps import StepFiles, StepTable
     from deltad.dumps import Dump
-
-REGION_AND_PAIR = (THRESHOLD, DIVERGENCE, CRITERION, BASELINE)
 
 
 @command(
@@ -42,7 +29,7 @@ REGION_AND_PAIR = (THRESHOLD, DIVERGENCE, CRITERION, BASELINE)
     Option("--scalar", [str], "Show the course of this number; may be given several times.",
            metavar="NAME", shown="the usual ones"),
     Option("--rows", int, "Arms and seeds listed in text.", 8, min=1),
-    *REGION_AND_PAIR, forms=FORMS,
+    *PAIR, forms=FORMS,
 )  # fmt: skip
 def watch(call: Call) -> None:
     """Follow the optimizer steps of a running or finished recording; Ctrl-C ends it.
@@ -54,8 +41,8 @@ def watch(call: Call) -> None:
     Example: deltad watch data_dumps/tiny-whole --once
     """
     must_be_folder(call.run)
-    given, question = call.given(REGION_AND_PAIR), None
-    if given != {each.name: each.default for each in (DIVERGENCE, BASELINE)}:
+    given, question = call.given(PAIR), None
+    if given != {each.name: each.default for each in PAIR if each.default}:
         from deltad.steps import StepQuestion
 
         question = StepQuestion(**given)

@@ -46,6 +46,11 @@ def names(text: str) -> tuple[str, ...]:
     return found
 
 
+def numbers(text: str) -> tuple[float, ...]:
+    """The numbers in a text with commas."""
+    return tuple(map(float, names(text)))
+
+
 KINDS: Final[Mapping[Any, tuple[str, str]]] = {
     str: ("TEXT", "text"),
     int: ("INTEGER", "an integer"),
@@ -54,6 +59,7 @@ KINDS: Final[Mapping[Any, tuple[str, str]]] = {
     Path: ("FILE", "a file"),
     place: ("RUN", "a folder or a URL"),
     names: ("RULE,…", "names with single commas between them"),
+    numbers: ("X,…", "numbers with single commas between them"),
 }
 """Kinds of values: what stands for one in the help, and what it must be."""
 
@@ -106,7 +112,7 @@ class Option(NamedTuple):
         if isinstance(kind, list):
             return [self._replace(kind=kind[0]).read(each) for each in given or ()]
         if given is None:
-            return () if kind is names else None
+            return () if kind in (names, numbers) else None
         fit = f"one of {', '.join(kind)}" if isinstance(kind, tuple) else KINDS[kind][1]
         with contextlib.suppress(ValueError):
             value = kind[kind.index(given)] if isinstance(kind, tuple) else kind(given)
@@ -126,43 +132,35 @@ def _name(flag: str) -> str:
     return flag.strip("-").replace("-", "_").lower()
 
 
+# fmt: off
 RUN: Final = Option("RUN", place, "Folder of a dump, or its URL.", ...)
-SHARDS: Final = Option(
-    "RUN", [place], "Folder of a dump, or its URL; or all shards of one table.", ...
-)
+SHARDS: Final = RUN._replace(
+    kind=[place], help="Folder of a dump, or its URL; or all shards of one table.")
 THRESHOLD: Final = Option(
-    "--threshold", float, "δ ≥ 0 of the region: nats for KL, a probability for TV.", shown="0.15"
-)
+    "--threshold", float, "δ ≥ 0 of the region: nats for KL, a probability for TV.", shown="0.15")
 DIVERGENCE: Final = Option("--divergence", ("kl", "tv"), "Divergence of the region.", "kl")
 CRITERION: Final = Option(
     "--criterion", str, "Criterion in question. A name, or FILE.py:NAME for a rule of your own.",
-    metavar="RULE", shown="predictive-<divergence>-aggregated",
-)  # fmt: skip
+    metavar="RULE", shown="predictive-<divergence>-aggregated")
 BASELINE: Final = Option(
-    "--baseline", str, "Criterion that it is compared with, likewise.", "ratio", metavar="RULE"
-)
+    "--baseline", str, "Criterion that it is compared with, likewise.", "ratio", metavar="RULE")
 PROTOCOL: Final = Option(
     "--protocol", str, "Which update ΔD is measured under: one arm's, or each criterion's own.",
-    metavar="shared:ARM|own", shown="shared:none, or the only arm",
-)  # fmt: skip
-QUESTION: Final = (THRESHOLD, DIVERGENCE, CRITERION, BASELINE, PROTOCOL)
+    metavar="shared:ARM|own", shown="shared:none, or the only arm")
+PAIR: Final = (THRESHOLD, DIVERGENCE, CRITERION, BASELINE)
+QUESTION: Final = (*PAIR, PROTOCOL)
+
 RECOMPUTE: Final = switch("--recompute", "Recompute D and Ḋ from the stored log-probs.")
 BOOTSTRAP_SEED: Final = Option(
-    "--bootstrap-seed", int, "Seed of the intervals' random numbers.", 0, min=0
-)
+    "--bootstrap-seed", int, "Seed of the intervals' random numbers.", 0, min=0)
 COUNTING: Final = (
     Option("--on", ("local", "ray"), "Count on this machine, or on Ray.", "local"),
-    Option(
-        "--address", str, "HOST:PORT of the cluster, or auto.", needs="--on ray",
-        metavar="HOST:PORT", shown="RAY_ADDRESS, else one is started on this machine",
-    ),
-    Option(
-        "--shard", str, "Read only the I-th of N shards, into a .parquet file by -o; give this "
-        "command all N files in place of RUN to get the table.", metavar="I/N",
-    ),
-    RECOMPUTE,
-    BOOTSTRAP_SEED,
-)  # fmt: skip
+    Option("--address", str, "HOST:PORT of the cluster, or auto.", needs="--on ray",
+           metavar="HOST:PORT", shown="RAY_ADDRESS, else one is started on this machine"),
+    Option("--shard", str, "Read only the I-th of N shards, into a .parquet file by -o; give this "
+           "command all N files in place of RUN to get the table.", metavar="I/N"),
+    RECOMPUTE, BOOTSTRAP_SEED,
+)
 QUIET: Final = switch("--quiet", "No progress bar and no notes.")
 
 
@@ -170,13 +168,12 @@ def output(forms: Sequence[str]) -> tuple[Option, ...]:
     """The options of a command that writes a result in some forms, the first by default."""
     return (
         Option("-o --output", Path, "Write there, in the form that the ending stands for."),
-        Option(
-            "--format", tuple(forms), "Form of the output.",
-            shown=f"by the ending of FILE, else {forms[0]}",
-        ),
+        Option("--format", tuple(forms), "Form of the output.",
+               shown=f"by the ending of FILE, else {forms[0]}"),
         switch("--wide", "Text in lines as wide as they need."),
         QUIET,
-    )  # fmt: skip
+    )
+# fmt: on
 
 
 class Call(SimpleNamespace):
