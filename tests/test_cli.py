@@ -79,13 +79,12 @@ def example_of(*name: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "name", [each for each in commands() if each[0] not in ("record", "reproduce", "import")],
-    ids=" ".join,
+    "name", [each for each in commands() if each[0] not in ("record", "reproduce")], ids=" ".join,
 )  # fmt: skip
 def test_the_example_in_the_help_runs(
     name: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for data in ("data_dumps", "data_training"):
+    for data in ("data_dumps", "data_training", "examples"):
         (tmp_path / data).symlink_to(DUMPS.parent / data)
     monkeypatch.chdir(tmp_path)
     done = deltad(*example_of(*name))
@@ -93,8 +92,9 @@ def test_the_example_in_the_help_runs(
     assert done.stdout or list(tmp_path.glob("*.*"))
 
 
-@pytest.mark.parametrize("name", [("record", "tiny"), ("record", "smollm2"), ("reproduce",),
-                                  ("import",)], ids=" ".join)  # fmt: skip
+@pytest.mark.parametrize(
+    "name", [("record", "tiny"), ("record", "smollm2"), ("reproduce",)], ids=" ".join
+)
 def test_the_example_of_what_takes_long_is_parsed(
     name: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 FORMS: Final = ("text", "json", "csv", "tsv", "markdown", "latex", "html", "parquet")
 DRAWN: Final = (*FORMS, "png", "pdf", "svg")
 ALL: Final = "all"
+BY: Final = Option("--by", names, "Tell the tokens outside apart by advantage, position, state, "
+                   "entropy, divergence, ratio, tail or token.", metavar="WHAT,…")  # fmt: skip
 BINS: Final = Option("--bins", int, "bins by quantile.", needs="--by", shown="4", min=1)
 SEED: Final = Option("--seed", [int], "Only this seed; may be given several times.")
 
@@ -44,9 +46,7 @@ SEED: Final = Option("--seed", [int], "Only this seed; may be given several time
     Option("--over", ("threshold", "top-k", "protocol"), "Sweep the question over that."),
     Option("--values", names, "its values.", needs="--over", metavar="VALUE,…",
            shown="δ from 0.02 to 1; K' from 1 to K; every protocol"),
-    Option("--by", names, "Tell the tokens outside apart by advantage, position, state, entropy, "
-           "divergence, ratio, tail or token.", metavar="WHAT,…"),
-    BINS,
+    BY, BINS,
     switch("--power", "How many seeds it takes to see a difference."),
     Option("--points", numbers, "by how many points the criterion is lower.", needs="--power",
            shown="1,2,3,5,10"),
@@ -118,9 +118,7 @@ def _power(call: Call, rates: Any) -> Result:
     SHARDS,
     Option("--criteria", names, "Criteria and soft weights, or FILE.py:NAME for rules of your own.",
            shown="all that RUN can answer for"),
-    Option("--by", names, "Tell the tokens outside apart, as `deltad table --by` does.",
-           metavar="WHAT,…"),
-    BINS,
+    BY, BINS,
     switch("--agreement", "In text, also who agrees with whom."),
     THRESHOLD, DIVERGENCE, BASELINE, PROTOCOL, *COUNTING, forms=DRAWN,
 )  # fmt: skip

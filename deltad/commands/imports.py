@@ -73,7 +73,7 @@ def import_(call: Call) -> None:
     Exit status 1 where a file's content is bad; then every fault is listed by file, line,
     response and token, and nothing is written.
 
-    Example: deltad import responses.jsonl RUN --vocab-size 49152
+    Example: deltad import examples/responses.jsonl RUN --vocab-size 16
     """
     from deltad.probes.offline import OfflineError, ScoringFiles, import_dump, write_requests
     from deltad.probes.offline.block import UpdateError

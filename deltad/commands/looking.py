@@ -113,7 +113,10 @@ def check(call: Call) -> None:
 
 def _contents(dump: Dump) -> str:
     """What a dump in order holds, in one line."""
+    from deltad.analysis.result import counted
+
     parts = [part for arm in dump.arms for part in dump.files(arm)]
+    seeds = {part.seed for part in parts}
     rows = sum(part.rows for part in parts)
     seen = sum(part.metadata.rows_seen for part in parts)
     words = ""
@@ -122,7 +125,7 @@ def _contents(dump: Dump) -> str:
         if arms:
             words += f"; the policy {when} the update was not read in arm {', '.join(arms)}"
     return (
-        f"in order: {dump.path} has arms {', '.join(dump.arms)}; "
-        f"{len({part.seed for part in parts})} seeds, {len(parts)} files, {rows} rows of {seen} "
-        f"tokens, top-{dump.top_k} of {dump.vocab_size} ids{words}"
+        f"in order: {dump.path} has arms {', '.join(dump.arms)}; {counted(len(seeds), 'seed')}, "
+        f"{counted(len(parts), 'file')}, {counted(rows, 'row')} of {counted(seen, 'token')}, "
+        f"top-{dump.top_k} of {dump.vocab_size} ids{words}"
     )

@@ -11,8 +11,7 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from .terminal import Bar, OptionError, check_output, complain, is_url, progress_bar, sink
+from .terminal import Bar, OptionError, check_output, complain, is_url, sink
 
 if TYPE_CHECKING:
     from deltad.analysis.question import Question
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 
 def place(text: str) -> Path:
     """The folder that an argument names, or what a URL stands for."""
-    if "://" not in text:
-        return Path(text)
     from deltad.dumps import storage
 
     return storage.place(text)
@@ -252,9 +249,18 @@ class Call(SimpleNamespace):
                 "progress": bar.advance,
             }
 
-    def progress(self, total: int | None = None, unit: str = "rows") -> AbstractContextManager[Bar]:
-        """A progress bar while a block runs."""
-        return progress_bar(total, unit, quiet=self.quiet)
+    @contextlib.contextmanager
+    def progress(self, total: int | None = None, unit: str = "rows") -> Iterator[Bar]:
+        """A progress bar on standard error while a block runs; none without a terminal."""
+        if self.quiet or not sys.stderr.isatty():
+            yield Bar()
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+        columns = (BarColumn(), MofNCompleteColumn(), unit, TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            yield Bar(partial(progress.update, progress.add_task(unit, total=total)))
 
     def note(self, message: str) -> None:
         """Print one line that is good to know."""
@@ -274,14 +280,14 @@ class Call(SimpleNamespace):
             if self.output is None or self.output.suffix.lower() != ".parquet":
                 raise OptionError("`--shard` writes a file: give `-o FILE.parquet`")
             return ""
-        if self.format or self.output is None:
-            form = self.format or forms[0]
-            if form == "parquet" and self.output is None and sys.stdout.isatty():
-                raise OptionError("Parquet is not for a terminal: name a file by -o")
-            return form
-        from deltad.analysis.result import form_of
+        if self.output is not None and not self.format:
+            from deltad.analysis.result import form_of
 
-        return form_of(self.output, forms)
+            return form_of(self.output, forms)
+        form = self.format or forms[0]
+        if form in ("parquet", "png", "pdf") and self.output is None and sys.stdout.isatty():
+            raise OptionError(f"{form} is not for a terminal: name a file by -o")
+        return form
 
 
 class _AsGiven:
@@ -334,6 +340,10 @@ class Command(NamedTuple):
                 other, _, value = each.needs.partition(" ")
                 if values[_name(other)] != value if value else not values[_name(other)]:
                     raise OptionError(f"`{each.flag}` goes with `{each.needs}`")
+        # CPython 3.11 takes a third longer for it where its frames begin a new chunk of memory
+        # halfway through, as they do at the depth where a wing would import it.
+        import numpy  # noqa: F401
+
         with contextlib.ExitStack() as stack:
             call = Call(**values, stack=stack)
             call.form = call.settle_form(self.forms) if self.forms else ""

@@ -42,12 +42,10 @@ LADDER_TOKENS: Final = 64
 WATCH_SECONDS: Final = 2.0
 """Between two looks of `--watch`."""
 
-SEEDS: Final = Option(
-    "--seeds", int, "Record the seeds from 0 to one below this number.", shown="61", min=1
-)
-WORKERS: Final = Option(
-    "--workers", int, "Worker processes; 0 works in this one.", shown="as many as cores", min=0
-)
+SEEDS: Final = Option("--seeds", int, "Record the seeds from 0 to one below this number.",
+                      shown="61", min=1)  # fmt: skip
+WORKERS: Final = Option("--workers", int, "Worker processes; 0 works in this one.",
+                        shown="as many as cores", min=0)  # fmt: skip
 RESUME: Final = switch("--resume", "Record what is missing in a dump of the same recipe.")
 TRAINED: Final = {
     "tiny": ("the tiny model of chained sums", "fp32"),
@@ -146,6 +144,7 @@ TRAIN: Final = Recipes(
 
 def _record(call: Call, recipe: Any, run: Path, store: str, **how: Any) -> None:
     """Record a dump."""
+    from deltad.analysis.result import counted
     from deltad.probes.recipes import record
 
     with _ending(f"complete seeds are in {run}"):
@@ -153,7 +152,7 @@ def _record(call: Call, recipe: Any, run: Path, store: str, **how: Any) -> None:
             recipe, run, seeds=call.seeds, workers=call.workers, resume=call.resume, store=store,
             quiet=call.quiet, **how,
         )  # fmt: skip
-    call.note(f"{len(done)} seeds recorded into {run}")
+    call.note(f"{counted(len(done), 'seed')} recorded into {run}")
 
 
 def _train(call: Call, recipe: str, chosen: Mapping[str, Any]) -> None:
@@ -168,6 +167,7 @@ def _train(call: Call, recipe: str, chosen: Mapping[str, Any]) -> None:
     from deltad.analysis.tables.training import training_table
 
     if chosen or call.resume or call.masks or call.seeds or not _finished(run):
+        from deltad.analysis.result import counted
         from deltad.probes.training import DEFAULT_SEEDS, MASKS, Training, train
 
         with _ending(f"what is trained is in {run}"), _watching(run, call.watch):
@@ -176,7 +176,7 @@ def _train(call: Call, recipe: str, chosen: Mapping[str, Any]) -> None:
                 seeds=call.seeds or DEFAULT_SEEDS, workers=call.workers, resume=call.resume,
                 quiet=call.quiet or call.watch,
             )  # fmt: skip
-        call.note(f"{len(done)} runs trained into {run}")
+        call.note(f"{counted(len(done), 'run')} trained into {run}")
     table = training_table(
         [run, *call.against], baseline=call.baseline or "", bootstrap_seed=call.bootstrap_seed
     )

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
-from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -47,20 +46,6 @@ class Bar:
     def at(self, done: int, total: int) -> None:
         """Stand at `done` of `total`."""
         self._update(completed=done, total=total)
-
-
-@contextlib.contextmanager
-def progress_bar(total: int | None, unit: str, *, quiet: bool) -> Iterator[Bar]:
-    """Show a progress bar on standard error while the block runs; silent without a terminal."""
-    if quiet or not sys.stderr.isatty():
-        yield Bar()
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), unit, TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        yield Bar(partial(progress.update, progress.add_task(unit, total=total)))
 
 
 def is_url(path: object) -> bool:

@@ -58,7 +58,7 @@ def test_options_become_the_recipe(tmp_path: Path) -> None:
     result = deltad("record", "tiny", run, *OPTIONS, *arms, "--seeds", 1, "--workers", 0)
     assert result.exit_code == 0, result.output
     assert result.stdout == ""
-    assert "1 seeds recorded" in result.stderr
+    assert "1 seed recorded" in result.stderr
     fields = {"arms": ("none", "ratio"), "ratio_cap": 5.0}
     recipe = TinyRecipe.variant("warm-adamw", **(MICRO | fields))
     assert Dump.open(run).metadata("ratio").extra["recipe"] == recipe.to_json()
@@ -184,3 +184,6 @@ def test_defaults_shown_are_those_of_the_recipe() -> None:
     shown = re.sub(r"\s", "", deltad("record", "smollm2", "--help").stdout)
     assert f"[default:({SmolLM2Recipe().lr})]" in shown
     assert f"[default:({SmolLM2Recipe.default_seeds})" in shown
+    assert f"[default:({TinyRecipe.default_seeds})" in re.sub(
+        r"\s", "", deltad("reproduce", "--help").stdout
+    )
