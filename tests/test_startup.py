@@ -26,7 +26,7 @@ CHAINS = {
     # be absent after a step must be absent after the steps before it too.
     "help": [
         ("command('--help')", 
-         ("deltad.commands.analysis", "rich.console", "typer.rich_utils")),
+         ("deltad.masks", "rich.console", "typer.rich_utils")),
         ("command('table', '--help')", ("deltad.analysis", "numpy", "pyarrow")),
         ("import deltad.probes.recipes as r; [each.variant(v) for each in r.RECIPES.values()"
          " for v in each.variants]", ()),

@@ -1,4 +1,4 @@
-"""Commands that answer a question about a dump."""
+"""Commands that answer a question about a dump: table, compare, ladder, figure4, tokens, view."""
 
 from __future__ import annotations
 
@@ -9,32 +9,25 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 
 from .options import (
-    BOOTSTRAP,
-    BY,
+    BASELINE,
+    BOOTSTRAP_SEED,
     COUNTING,
-    PAIR,
+    DIVERGENCE,
     PROTOCOL,
+    QUESTION,
     QUIET,
     RECOMPUTE,
-    REGION,
-    RUN_OR_SHARDS,
-    SEEDS,
+    RUN,
+    SHARDS,
+    THRESHOLD,
     Call,
-    Group,
+    Option,
     command,
-    criteria,
-    option,
+    names,
+    numbers,
+    switch,
 )
-from .terminal import (
-    BAD_CONTENT,
-    FINDINGS,
-    NOT_ENOUGH,
-    OptionError,
-    check_output,
-    complain,
-    note,
-    sink,
-)
+from .terminal import OptionError, Status, check_output, complain, sink
 
 if TYPE_CHECKING:
     from deltad.analysis.result import Result
@@ -42,79 +35,26 @@ if TYPE_CHECKING:
 FORMS: Final = ("text", "json", "csv", "tsv", "markdown", "latex", "html", "parquet")
 DRAWN: Final = (*FORMS, "png", "pdf", "svg")
 ALL: Final = "all"
-
-TABLE: Final[Group] = {
-    "over": option(
-        str, "", "Sweep the question over that.", metavar="threshold|top-k|protocol",
-        show_default=False,
-    ),
-    "values": option(
-        str, "", "With --over: its values.", metavar="VALUE,…",
-        show_default="δ from 0.02 to 1; K' from 1 to K; every protocol",
-    ),
-    **BY,
-    "power": option(bool, False, "How many seeds it takes to see a difference."),
-    "points": option(
-        str, "", "With --power: by how many points the criterion is lower.", metavar="X,…",
-        show_default="1,2,3,5,10",
-    ),
-    "goal": option(
-        float | None, None, "With --power: the power asked for.", show_default="0.8"
-    ),
-    "level": option(
-        float | None, None, "With --power: level of the two-sided tests.", show_default="0.05"
-    ),
-    "by_seed": option(bool, False, "In text, also one row per seed."),
-}  # fmt: skip
-COMPARE: Final[Group] = {
-    **criteria(
-        "Criteria and soft weights, or FILE.py:NAME for rules of your own.",
-        "all that RUN can answer for",
-    ),
-    **BY,
-    "agreement": option(bool, False, "In text, also who agrees with whom."),
-    **REGION,
-    "baseline": PAIR["baseline"],
-}
-LADDER: Final[Group] = {
-    **criteria("Further criteria to judge."),
-    "calibration": option(bool, False, "Hold every predicted first-order change against ΔD."),
-    "bins": option(
-        int | None, None, "With --calibration: bins by quantile.", min=1, show_default="8"
-    ),
-}
-FIGURE: Final[Group] = {
-    "output": option(
-        list[Path], ..., "A .png, .pdf or .svg; may be given several times.", "-o", "--output",
-        metavar="FILE",
-    ),
-}  # fmt: skip
-TOKENS: Final[Group] = {
-    **criteria("Whose decisions are listed.", "all criteria that RUN can answer for"),
-    "outside": option(bool, False, "Only tokens outside."),
-    "disagreement": option(bool, False, "Only tokens that exactly one criterion masks."),
-    **SEEDS,
-    "step": option(list[int] | None, None, "Only this step; may be given several times."),
-    **RECOMPUTE,
-}
-VIEW: Final[Group] = {
-    "output": option(
-        Path | None, None, "An .html file.", "-o", "--output", metavar="FILE",
-        show_default="RUN's name with .html, in this folder",
-    ),
-    "open": option(bool, False, "Open the page in a browser."),
-    **criteria("Further rules that the viewer decides by."),
-    "seed": option(
-        list[int] | None, None, "The viewer shows only this seed; may be given several times."
-    ),
-    "tokens": option(
-        int, 100_000, "At most so many tokens in the viewer, by the largest D.", min=1
-    ),
-    **BOOTSTRAP,
-}  # fmt: skip
+BY: Final = Option("--by", names, "Tell the tokens outside apart by advantage, position, state, "
+                   "entropy, divergence, ratio, tail or token.", metavar="WHAT,…")  # fmt: skip
+BINS: Final = Option("--bins", int, "bins by quantile.", needs="--by", shown="4", min=1)
+SEED: Final = Option("--seed", [int], "Only this seed; may be given several times.")
 
 
-@command(TABLE, REGION, PAIR, PROTOCOL, COUNTING, run=RUN_OR_SHARDS, forms=DRAWN)
+@command(
+    SHARDS,
+    Option("--over", ("threshold", "top-k", "protocol"), "Sweep the question over that."),
+    Option("--values", names, "its values.", needs="--over", metavar="VALUE,…",
+           shown="δ from 0.02 to 1; K' from 1 to K; every protocol"),
+    BY, BINS,
+    switch("--power", "How many seeds it takes to see a difference."),
+    Option("--points", numbers, "by how many points the criterion is lower.", needs="--power",
+           shown="1,2,3,5,10"),
+    Option("--goal", float, "the power asked for.", needs="--power", shown="0.8"),
+    Option("--level", float, "level of the two-sided tests.", needs="--power", shown="0.05"),
+    switch("--by-seed", "In text, also one row per seed."),
+    *QUESTION, *COUNTING, forms=DRAWN,
+)  # fmt: skip
 def table(call: Call) -> None:
     """Compare two criteria: unsafe-keep rates and contracting fractions, seed by seed.
 
@@ -123,33 +63,28 @@ def table(call: Call) -> None:
 
     Example: deltad table data_dumps/tiny --protocol own
     """
-    call.only_with("over", "values")
-    call.only_with("by", "bins")
-    call.only_with("power", "points", "goal", "level")
-    over, by, power = call.over, call.by, call.power
+    over, by, power, every = call.over, call.by, call.power, call.protocol == ALL
     if sum(map(bool, (over, by, power, call.by_seed))) > 1:
         raise OptionError("give one of `--over`, `--by`, `--power` and `--by-seed`")
-    if over in ("threshold", "protocol") and call.values[over]:
+    if over and vars(call).get(over) is not None:
         raise OptionError(f"`--{over}` cannot be given where it is swept over: use `--values`")
-    every = call.protocol == ALL
+    if every and (over or by or power):
+        raise OptionError("`--protocol all` goes with none of `--over`, `--by` and `--power`")
     if every:
-        call.values["protocol"] = ""
-        if over or by or power:
-            raise OptionError("`--protocol all` goes with none of `--over`, `--by` and `--power`")
+        call.protocol = None
     question, dump = call.question, call.dump
     from deltad.analysis.tables import rates
 
     result: Result
     with call.counting() as how:
         if over or by:
-            from deltad.analysis.tables import compare
+            from deltad.analysis.tables import compare as pairs
 
             if over:
-                values = call.listed("values")
-                result = compare.sweep(dump, question, over=over, values=values, **how)
+                result = pairs.sweep(dump, question, over=over, values=call.values, **how)
             else:
-                how |= call.given("bins")
-                result = compare.condition_table(dump, question, call.listed("by"), **how)
+                how |= call.given([BINS])
+                result = pairs.condition_table(dump, question, by, **how)
         elif every:
             result = rates.protocol_table(dump, question, **how)
         else:
@@ -158,7 +93,7 @@ def table(call: Call) -> None:
         result = _power(call, result)
     if call.form != "text":
         for name, why in getattr(result, "refused", {}).items():
-            note(f"{name} is left out: {why}", quiet=call.quiet)
+            call.note(f"{name} is left out: {why}")
     call.write(result)
 
 
@@ -166,15 +101,12 @@ def _power(call: Call, rates: Any) -> Result:
     """How many seeds it takes, by those that were counted."""
     from deltad.analysis.tables import power
 
-    how = call.given("level")
-    if call.goal is not None:
-        how["power"] = call.goal
-    if call.points:
-        try:
-            how["points"] = tuple(float(each) / 100 for each in call.listed("points"))
-        except ValueError as error:
-            raise OptionError(f"`--points` must be numbers, got {call.points!r}") from error
-    result = power.power_table(rates, **how)
+    result = power.power_table(
+        rates,
+        points=[each / 100 for each in call.points] or power.POINTS,
+        power=power.POWER if call.goal is None else call.goal,
+        level=power.LEVEL if call.level is None else call.level,
+    )
     with call.progress(len(result.searches), "searches") as bar:
         for test, point in result.searches:
             result.row(test, point)
@@ -182,7 +114,14 @@ def _power(call: Call, rates: Any) -> Result:
     return result
 
 
-@command(COMPARE, PROTOCOL, COUNTING, run=RUN_OR_SHARDS, forms=DRAWN)
+@command(
+    SHARDS,
+    Option("--criteria", names, "Criteria and soft weights, or FILE.py:NAME for rules of your own.",
+           shown="all that RUN can answer for"),
+    BY, BINS,
+    switch("--agreement", "In text, also who agrees with whom."),
+    THRESHOLD, DIVERGENCE, BASELINE, PROTOCOL, *COUNTING, forms=DRAWN,
+)  # fmt: skip
 def compare(call: Call) -> None:
     """Set criteria side by side: what each masks, and how often it was right.
 
@@ -190,22 +129,26 @@ def compare(call: Call) -> None:
 
     Example: deltad compare data_dumps/tiny --criteria tis,drpo
     """
-    call.only_with("by", "bins")
-    names, conditions = call.listed("criteria"), call.listed("by")
-    question, dump = call.question, call.dump
+    question, dump, criteria = call.question, call.dump, call.criteria
     from deltad.analysis.tables import compare as tables
 
     result: Result
     with call.counting() as how:
-        if conditions:
-            how |= call.given("bins")
-            result = tables.condition_table(dump, question, conditions, names, **how)
+        if call.by:
+            how |= call.given([BINS])
+            result = tables.condition_table(dump, question, call.by, criteria, **how)
         else:
-            result = tables.compare(dump, question, names, agreements=call.agreement, **how)
+            result = tables.compare(dump, question, criteria, agreements=call.agreement, **how)
     call.write(result)
 
 
-@command(LADDER, REGION, PAIR, PROTOCOL, COUNTING, run=RUN_OR_SHARDS, forms=DRAWN)
+@command(
+    SHARDS,
+    Option("--criteria", names, "Further criteria to judge."),
+    switch("--calibration", "Hold every predicted first-order change against ΔD."),
+    BINS._replace(needs="--calibration", shown="8"),
+    *QUESTION, *COUNTING, forms=DRAWN,
+)  # fmt: skip
 def ladder(call: Call) -> None:
     """Show where a prediction loses the sign of ΔD, from the token's own logits to the step.
 
@@ -215,21 +158,23 @@ def ladder(call: Call) -> None:
 
     Example: deltad ladder data_dumps/smollm2-ladder
     """
-    call.only_with("calibration", "bins")
-    names = call.listed("criteria")
     question, dump = call.question, call.dump
     from deltad.analysis.tables import ladder as tables
 
     result: Result
-    with call.counting(*question.resolve(dump).arms) as how:
+    with call.counting(question.resolve(dump).arms) as how:
         if call.calibration:
-            result = tables.calibrate(dump, question, **how, **call.given("bins"))
+            result = tables.calibrate(dump, question, **call.given([BINS]), **how)
         else:
-            result = tables.ladder_table(dump, question, criteria=names, **how)
+            result = tables.ladder_table(dump, question, criteria=call.criteria, **how)
     call.write(result)
 
 
-@command(FIGURE, REGION, PAIR, PROTOCOL, COUNTING, QUIET, run=RUN_OR_SHARDS)
+@command(
+    SHARDS,
+    Option("-o --output", [Path], "A .png, .pdf or .svg; may be given several times.", ...),
+    *QUESTION, *COUNTING, QUIET,
+)  # fmt: skip
 def figure4(call: Call) -> None:
     """Draw ΔD of kept disagreement tokens, and the unsafe-keep rates by seed.
 
@@ -242,8 +187,7 @@ def figure4(call: Call) -> None:
         raise OptionError("`--shard` goes with `deltad table`, whose shards this command takes")
     forms = {path: form_of(path, ENDINGS) for path in call.output}
     for path in forms:
-        for run in call.run:
-            check_output(path, run)
+        check_output(path, call.runs)
     question, dump = call.question, call.dump
     from deltad.analysis.tables.rates import rate_table
 
@@ -254,7 +198,16 @@ def figure4(call: Call) -> None:
             file.write(rates.form(form))
 
 
-@command(TOKENS, REGION, PAIR, PROTOCOL, forms=("csv", "tsv", "json", "parquet"))
+@command(
+    RUN,
+    Option("--criteria", names, "Whose decisions are listed.",
+           shown="all criteria that RUN can answer for"),
+    switch("--outside", "Only tokens outside."),
+    switch("--disagreement", "Only tokens that exactly one criterion masks."),
+    SEED,
+    Option("--step", [int], "Only this step; may be given several times."),
+    RECOMPUTE, *QUESTION, forms=("csv", "tsv", "json", "parquet"),
+)  # fmt: skip
 def tokens(call: Call) -> None:
     """List tokens with D before and after, ΔD, r, Ḋ and every criterion's decision.
 
@@ -263,18 +216,18 @@ def tokens(call: Call) -> None:
 
     Example: deltad tokens data_dumps/tiny --disagreement --seed 0
     """
-    names, question, dump = call.listed("criteria"), call.question, call.dump
+    question, dump = call.question, call.dump
     from deltad.analysis.tokens import TokenTable
 
     rows = TokenTable(
-        dump, question, criteria=names, seeds=call.seed or (), steps=call.step or (),
+        dump, question, criteria=call.criteria, seeds=call.seed, steps=call.step,
         outside=call.outside, disagreement=call.disagreement, recompute=call.recompute,
     )  # fmt: skip
     with sink(call.output) as file, call.progress(rows.rows) as bar:
         rows.write(file, call.form, progress=bar.advance)
 
 
-@command(SEEDS, forms=FORMS)
+@command(RUN, SEED, forms=FORMS)
 def doctor(call: Call) -> None:
     """Name the likely cause where engine and trainer disagree, with evidence, size and remedy.
 
@@ -288,17 +241,26 @@ def doctor(call: Call) -> None:
 
     dump = call.dump
     arm = chosen_arm(dump)
-    for each in call.seed or ():
-        if each not in dump.seeds(arm):
-            raise OptionError(f"`--seed` must be one of arm {arm!r}, got {each}")
+    for seed in call.seed:
+        if seed not in dump.seeds(arm):
+            raise OptionError(f"`--seed` must be one of arm {arm!r}, got {seed}")
     with call.progress() as bar:
-        diagnosis = examine(dump, arm=arm, seeds=call.seed, progress=bar.advance)
+        diagnosis = examine(dump, arm=arm, seeds=call.seed or None, progress=bar.advance)
     call.write(diagnosis)
     if not diagnosis.healthy:
-        raise typer.Exit(NOT_ENOUGH if diagnosis.healthy is None else FINDINGS)
+        raise typer.Exit(Status.NOT_ENOUGH if diagnosis.healthy is None else Status.FINDINGS)
 
 
-@command(VIEW, REGION, PAIR, PROTOCOL, QUIET)
+@command(
+    RUN,
+    Option("-o --output", Path, "An .html file.", shown="RUN's name with .html, in this folder"),
+    switch("--open", "Open the page in a browser."),
+    Option("--criteria", names, "Further rules that the viewer decides by."),
+    Option("--seed", [int], "The viewer shows only this seed; may be given several times."),
+    Option("--tokens", int, "At most so many tokens in the viewer, by the largest D.", 100_000,
+           min=1),
+    BOOTSTRAP_SEED, *QUESTION, QUIET,
+)  # fmt: skip
 def view(call: Call) -> None:
     """Write one HTML page: tables, figures, the doctor's findings and a token viewer.
 
@@ -309,15 +271,15 @@ def view(call: Call) -> None:
     """
     from deltad.analysis.result import form_of
 
-    page = call.output or Path(f"{call.run[0].name or 'report'}.html")
+    page = call.output or Path(f"{call.run.name or 'report'}.html")
     form_of(page, ("html",))
-    check_output(page, call.run[0])
-    names, question, dump = call.listed("criteria"), call.question, call.dump
+    check_output(page, call.runs)
+    question, dump = call.question, call.dump
     from deltad.analysis.report import report
 
     with call.progress() as bar:
         made = report(
-            dump, question, criteria=names, seeds=call.seed or (), tokens=call.tokens,
+            dump, question, criteria=call.criteria, seeds=call.seed, tokens=call.tokens,
             bootstrap_seed=call.bootstrap_seed, progress=bar.advance,
         )  # fmt: skip
     with sink(page) as file:
@@ -328,4 +290,4 @@ def view(call: Call) -> None:
     if call.open:
         typer.launch(page.resolve().as_uri())
     if made.failures:
-        raise typer.Exit(BAD_CONTENT)
+        raise typer.Exit(Status.BAD_CONTENT)

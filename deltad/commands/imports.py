@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from deltad._checks import parse_json
-
-from .options import QUIET, Call, Group, argument, command, option
-from .terminal import BAD_CONTENT, OptionError, complain, is_url, note, sink
+from .options import QUIET, Call, Option, command, place, switch
+from .terminal import OptionError, Status, complain, is_url, sink
 
 if TYPE_CHECKING:
-    from deltad.probes.offline import Imported, ScoringFiles, Source
+    from deltad.probes.offline import Imported, Source
 
 FORMATS: Final = ("scoring", "prime-rl", "nemo-rl", "vllm", "sglang", "openai", "llama.cpp")
 """Forms of SOURCE."""
@@ -22,91 +20,53 @@ FORMATS: Final = ("scoring", "prime-rl", "nemo-rl", "vllm", "sglang", "openai", 
 MODES: Final = ("raw", "tempered", "processed")
 """What an engine had done to the logits: nothing, the temperature, that and truncation."""
 
-SOURCES_AND_RUN: Final = argument(
-    list[Path], "Files or folders with the responses, and last the folder of the dump, or its URL.",
-    "SOURCE… RUN",
+READ: Final = (
+    Option("RUN", [place], "Files or folders with the responses, and last the folder of the dump, "
+           "or its URL.", ..., metavar="SOURCE… RUN"),
+    Option("--format", FORMATS, "Form of SOURCE: scoring, prime-rl, nemo-rl, or the responses of "
+           "an engine: vllm, sglang, openai, llama.cpp.", "scoring", metavar="NAME"),
+    Option("--pre", [Path], "Scores before the step; may be given several times."),
+    Option("--post", [Path], "Scores after the step; may be given several times."),
+    Option("--join", [Path], "More fields of the same responses, advantages say."),
+    Option("--requests", Path, "Write what has to be scored there, and no dump: no RUN is given."),
+    Option("--arm", str, "Name of the update that was applied.", "actual"),
+    Option("--seed", int, "Independent repetition.", 0),
+    Option("--step", int, "Optimizer step of records that say none.", 0),
+    Option("--existing", ("refuse", "replace", "append"),
+           "What to do where RUN has this arm and seed.", "refuse"),
+    Option("--metadata", Path, "JSON with more of the dump's metadata."),
 )  # fmt: skip
-
-READ: Final[Group] = {
-    "source_form": option(
-        str, "scoring",
-        "Form of SOURCE: scoring, prime-rl, nemo-rl, or the responses of an engine: vllm, sglang, "
-        "openai, llama.cpp.", "--format", metavar="NAME",
-    ),
-    "pre": option(
-        list[Path] | None, None, "Scores before the step; may be given several times.",
-        metavar="FILE",
-    ),
-    "post": option(
-        list[Path] | None, None, "Scores after the step; may be given several times.",
-        metavar="FILE",
-    ),
-    "join": option(
-        list[Path] | None, None, "More fields of the same responses, advantages say.",
-        metavar="FILE",
-    ),
-    "requests": option(
-        Path | None, None, "Write what has to be scored there, and no dump: no RUN is given.",
-        metavar="FILE",
-    ),
-    "arm": option(str, "actual", "Name of the update that was applied."),
-    "seed": option(int, 0, "Independent repetition."),
-    "step": option(int, 0, "Optimizer step of records that say none."),
-    "existing": option(
-        str, "refuse", "What to do where RUN has this arm and seed.",
-        metavar="refuse|replace|append",
-    ),
-    "metadata": option(
-        Path | None, None, "JSON with more of the dump's metadata.", metavar="FILE"
-    ),
-}  # fmt: skip
 """What is read, and where it goes."""
 
-SAID: Final[Mapping[str, Group]] = {
-    "": {
-        "model": option(
-            str, "", "The policy; a folder's config gives n.", metavar="NAME|DIR"
-        ),
-        "vocab_size": option(
-            int | None, None, "n of the model.", min=1, show_default="the model's"
-        ),
-        "temperature": option(
-            float | None, None, "That all log-probs are at.",
-            show_default="the metadata's, else 1",
-        ),
-        "top_k": option(int | None, None, "K.", min=1, show_default="RUN's, else the longest list"),
-    },
-    "behavior": {
-        "engine": option(str, "", "The behavior policy's.", metavar="NAME"),
-        "precision": option(str, "", "The behavior policy's.", metavar="NAME"),
-        "logprobs_mode": option(
-            str, "", "What the engine had done to its logits.", metavar="|".join(MODES),
-            show_default="the engine's own, where SOURCE is its responses",
-        ),
-        "support": option(
-            str, "", "Whether the sampled token took the place of the K-th in the lists.",
-            metavar="union|replaced-last", show_default="union",
-        ),
-    },
-    "readout": {
-        "logits_rounded": option(
-            bool, False, "Logits were rounded to bfloat16 before the log-sum-exp."
-        ),
-    },
-    "update": {
-        "mask": option(
-            str, "", "Mask of the update.", metavar="NAME", show_default="the arm's name"
-        ),
-        "threshold": option(float | None, None, "δ of that mask."),
-        "divergence": option(
-            str, "", "Divergence of that mask's region.", metavar="kl|tv"
-        ),
-    },
+SAID: Final[Mapping[str, Sequence[Option]]] = {
+    "": (
+        Option("--model", str, "The policy; a folder's config gives n.", metavar="NAME|DIR"),
+        Option("--vocab-size", int, "n of the model.", shown="the model's", min=1),
+        Option("--temperature", float, "That all log-probs are at.",
+               shown="the metadata's, else 1"),
+        Option("--top-k", int, "K.", shown="RUN's, else the longest list", min=1),
+    ),
+    "behavior": (
+        Option("--engine", str, "The behavior policy's.", metavar="NAME"),
+        Option("--precision", str, "The behavior policy's.", metavar="NAME"),
+        Option("--logprobs-mode", MODES, "What the engine had done to its logits.",
+               shown="the engine's own, where SOURCE is its responses"),
+        Option("--support", ("union", "replaced-last"), "Whether the sampled token took the place "
+               "of the K-th in the lists.", shown="union"),
+    ),
+    "readout": (
+        switch("--logits-rounded", "Logits were rounded to bfloat16 before the log-sum-exp."),
+    ),
+    "update": (
+        Option("--mask", str, "Mask of the update.", metavar="NAME", shown="the arm's name"),
+        Option("--threshold", float, "δ of that mask."),
+        Option("--divergence", ("kl", "tv"), "Divergence of that mask's region."),
+    ),
 }  # fmt: skip
 """What may be said in the metadata, by the object there that it stands in."""
 
 
-@command(READ, *SAID.values(), QUIET, run=SOURCES_AND_RUN)
+@command(*READ, *(each for said in SAID.values() for each in said), QUIET)
 def import_(call: Call) -> None:
     """Make a dump of what another framework wrote: responses, and how the policy scores them.
 
@@ -115,51 +75,39 @@ def import_(call: Call) -> None:
 
     Example: deltad import examples/responses.jsonl RUN --vocab-size 16
     """
-    from deltad.dumps.layout import check_arm, check_seed
-    from deltad.dumps.writer import Existing
-    from deltad.probes.offline import OfflineError, ScoringFiles, import_dump
+    from deltad.probes.offline import OfflineError, ScoringFiles, import_dump, write_requests
     from deltad.probes.offline.block import UpdateError
-    from deltad.probes.offline.records import INT32
 
-    arm, seed, step = call.arm, call.seed, call.step
-    sources = call.run if call.requests is not None else call.run[:-1]
-    run = None if call.requests is not None else call.run[-1]
-    roles = {role: getattr(call, role) or [] for role in ("pre", "post", "join")}
-    if not sources:
-        raise OptionError("SOURCE… RUN must be files with the responses, and the dump's folder")
-    if call.existing not in get_args(Existing):
-        choices = ", ".join(get_args(Existing))
-        raise OptionError(f"`--existing` must be one of {choices}, got {call.existing!r}")
-    if step not in INT32:
-        raise OptionError(f"`--step` must be an int32, got {step}")
-    _check_places(run, call.requests, sources, roles, arm)
+    *sources, run = call.run if call.requests is None else (*call.run, None)
+    roles = {"pre": call.pre, "post": call.post, "join": call.join}
+    _check(call, sources, run, roles)
     try:
-        check_arm(arm)
-        check_seed(seed)
-    except ValueError as error:
-        raise OptionError(str(error)) from error
-    try:
-        source = _source(call, list(sources))
+        source = _source(call, sources)
         if run is None:
-            _write_requests(source, call)
+            with call.progress(source.size, "bytes") as bar, sink(call.requests) as file:
+                count = write_requests(source, file, progress=bar.advance)
+            call.note(f"{count} responses to score are in {call.requests}")
             return
-        scores: dict[str, ScoringFiles | None] = {
-            role: ScoringFiles(given, score=role != "join", step=step) if given else None
+        scores = {
+            role: ScoringFiles(given, score=role != "join", step=call.step)
             for role, given in roles.items()
+            if given
         }
-        described = _described(source, call)
-        files = [source, *(each for each in scores.values() if each is not None)]
-        with call.progress(sum(each.size for each in files), "bytes") as bar:
+        described, size = (
+            _described(source, call),
+            sum(each.size for each in (source, *scores.values())),
+        )
+        with call.progress(size, "bytes") as bar:
             done = import_dump(
-                source, run, metadata=described, **scores, arm=arm, seed=seed, top_k=call.top_k,
-                existing=call.existing, progress=bar.advance,
+                source, run, metadata=described, **scores, arm=call.arm, seed=call.seed,
+                top_k=call.top_k, existing=call.existing, progress=bar.advance,
             )  # fmt: skip
     except OfflineError as error:
         for fault in error.faults or (error,):
-            complain(str(fault))
+            complain(fault)
         if len(error.faults) > 1:
-            note("nothing was written", quiet=call.quiet)
-        raise typer.Exit(BAD_CONTENT) from None
+            call.note("nothing was written")
+        raise typer.Exit(Status.BAD_CONTENT) from None
     except UpdateError as error:
         raise OptionError(
             f"{error}: give `--mask`, `--threshold` and `--divergence` as the update had them"
@@ -167,32 +115,62 @@ def import_(call: Call) -> None:
     _say(done, run, call)
 
 
+def _check(
+    call: Call, sources: Sequence[Path], run: Path | None, roles: Mapping[str, Sequence[Path]]
+) -> None:
+    """Refuse files that cannot be read or cannot mean what they are given for, and bad names."""
+    from deltad.dumps.consistency import ZERO_STEP
+    from deltad.dumps.layout import check_arm, check_seed
+    from deltad.probes.offline.files import NO_FILE
+    from deltad.probes.offline.records import INT32
+
+    if not sources:
+        raise OptionError("SOURCE… RUN must be files with the responses, and the dump's folder")
+    if call.step not in INT32:
+        raise OptionError(f"`--step` must be an int32, got {call.step}")
+    try:
+        check_arm(call.arm)
+        check_seed(call.seed)
+    except ValueError as error:
+        raise OptionError(str(error)) from error
+    for path in (*sources, *(each for given in roles.values() for each in given)):
+        if is_url(path):
+            raise OptionError(f"{path}: only RUN may be a URL; copy these files here")
+        if not path.exists():
+            raise OptionError(f"{path} does not exist")
+        if not path.is_file() and not path.is_dir():
+            raise OptionError(f"{path} {NO_FILE}")
+    if run is not None and run.exists() and not run.is_dir():
+        raise OptionError(f"RUN must be a folder, but {run} is a file")
+    for role, given in roles.items():
+        if given and run is None:
+            raise OptionError(f"`--{role}` has no part in `--requests`: leave it out")
+    if run is None and call.requests.exists() and any(map(call.requests.samefile, sources)):
+        raise OptionError(
+            f"{call.requests} holds the responses: name another file for `--requests`"
+        )
+    for path in roles["post"]:
+        if call.arm != ZERO_STEP and any(map(path.samefile, roles["pre"])):
+            raise OptionError(
+                f"{path} is given as the scores before the step and after it: then nothing "
+                f"changed, which only the arm {ZERO_STEP} may say"
+            )
+
+
 def _source(call: Call, paths: list[Path]) -> Source:
     """The reader of the form."""
     from deltad.probes.offline import EngineFiles, NemoRL, PrimeRL, ScoringFiles
 
-    form, mode = call.source_form, call.logprobs_mode or None
-    for name, value, choices in (("format", form, FORMATS), ("logprobs-mode", mode, MODES)):
-        if value is not None and value not in choices:
-            raise OptionError(f"`--{name}` must be one of {', '.join(choices)}, got {value!r}")
-    if form == "scoring":
+    if call.format == "scoring":
         return ScoringFiles(paths, step=call.step)
-    if form == "prime-rl":
+    if call.format == "prime-rl":
         return PrimeRL(paths)
-    if form == "nemo-rl":
+    if call.format == "nemo-rl":
         return NemoRL(paths)
     return EngineFiles(
-        form, paths, step=call.step, mode=mode, temperature=call.temperature, top_k=call.top_k
-    )
-
-
-def _write_requests(source: Source, call: Call) -> None:
-    """Write what has to be scored."""
-    from deltad.probes.offline import write_requests
-
-    with call.progress(source.size, "bytes") as bar, sink(call.requests) as file:
-        count = write_requests(source, file, progress=bar.advance)
-    note(f"{count} responses to score are in {call.requests}", quiet=call.quiet)
+        call.format, paths, step=call.step, mode=call.logprobs_mode, temperature=call.temperature,
+        top_k=call.top_k,
+    )  # fmt: skip
 
 
 def _described(source: Source, call: Call) -> dict[str, Any]:
@@ -202,20 +180,19 @@ def _described(source: Source, call: Call) -> dict[str, Any]:
     found: dict[str, Any] = {
         name: dict(getattr(source, name, {})) for name in ("behavior", "update")
     }
-    path = call.metadata
-    if path is not None:
-        for key, value in _json_object(path, "--metadata").items():
+    if call.metadata is not None:
+        for key, value in _json_object(call.metadata, "--metadata").items():
             if key in SAID and not isinstance(value, dict):
-                raise OptionError(f"`--metadata`: `{key}` of {path} must be a JSON object")
+                raise OptionError(f"`--metadata`: `{key}` of {call.metadata} must be a JSON object")
             found[key] = {**found.get(key, {}), **value} if isinstance(value, dict) else value
-    said = dict(call.values)
-    said["logits_rounded"] = said["logits_rounded"] or None
-    said["mask"] = said["mask"] or (call.arm if call.arm in (*CRITERIA, "none") else "")
-    if said["logprobs_mode"]:
-        said["logprobs_mode"] += "_logprobs"
-    for key, names in SAID.items():
-        given = {name: said[name] for name in names if said[name] not in ("", None)}
-        found |= {key: {**found.get(key, {}), **given}} if key else given
+    said = {key: call.given(options) for key, options in SAID.items()}
+    if call.logprobs_mode:
+        said["behavior"]["logprobs_mode"] += "_logprobs"
+    if call.arm in (*CRITERIA, "none"):
+        said["update"].setdefault("mask", call.arm)
+    found |= said.pop("")
+    for key, given in said.items():
+        found[key] = {**found.get(key, {}), **given}
     config = Path(str(found.get("model") or "")) / "config.json"
     if "vocab_size" not in found and config.is_file():
         described = _json_object(config, "--model")
@@ -227,8 +204,7 @@ def _described(source: Source, call: Call) -> dict[str, Any]:
             "the size of the vocabulary must be known: give `--vocab-size`, or a folder with a "
             "config.json by `--model`"
         )
-    known = {"model", "tokenizer", "vocab_size", "temperature", "versions"}
-    known |= {"behavior", "readout", "update"}
+    known = ("model", "tokenizer", "vocab_size", "temperature", "versions", *said)
     extra = {key: value for key, value in found.items() if key not in known}
     described = {key: value for key, value in found.items() if key in known}
     top_k = extra.pop("top_k", None) if call.top_k else None
@@ -248,13 +224,12 @@ def _check_described(values: dict[str, Any]) -> None:
         known.to_json()
         if known.top_k > known.vocab_size:
             raise ValueError(f"`top_k` must be at most `vocab_size`, got {known.top_k}")
-        support = known.behavior.get("support", "union")
-        if support not in SUPPORTS:
-            raise ValueError(f"`support` must be one of {', '.join(SUPPORTS)}, got {support!r}")
-        divergence = known.update.get("divergence")
-        if divergence is not None and divergence not in tuple(DIVERGENCES):
-            names = ", ".join(DIVERGENCES)
-            raise ValueError(f"`divergence` must be one of {names}, got {divergence!r}")
+        for name, value, choices in (
+            ("support", known.behavior.get("support", "union"), SUPPORTS),
+            ("divergence", known.update.get("divergence", "kl"), tuple(DIVERGENCES)),
+        ):
+            if value not in choices:
+                raise ValueError(f"`{name}` must be one of {', '.join(choices)}, got {value!r}")
         threshold = known.update.get("threshold")
         if threshold is not None and (not is_number(threshold) or threshold < 0):
             raise ValueError(f"`threshold` must be a number of at least 0, got {threshold!r}")
@@ -262,43 +237,10 @@ def _check_described(values: dict[str, Any]) -> None:
         raise OptionError(f"the dump's metadata: {error}") from error
 
 
-def _check_places(
-    run: Path | None,
-    requests: Path | None,
-    sources: Sequence[Path],
-    roles: Mapping[str, Sequence[Path]],
-    arm: str,
-) -> None:
-    """Refuse files that cannot be read, or cannot mean what they are given for."""
-    from deltad.dumps.consistency import ZERO_STEP
-    from deltad.probes.offline.files import NO_FILE
-
-    for path in (*sources, *(each for given in roles.values() for each in given)):
-        if is_url(path):
-            raise OptionError(f"{path}: only RUN may be a URL; copy these files here")
-        if not path.exists():
-            raise OptionError(f"{path} does not exist")
-        if not path.is_file() and not path.is_dir():
-            raise OptionError(f"{path} {NO_FILE}")
-    if run is not None and run.exists() and not run.is_dir():
-        raise OptionError(f"RUN must be a folder, but {run} is a file")
-    if requests is not None:
-        for role, paths in roles.items():
-            if paths:
-                raise OptionError(f"`--{role}` has no part in `--requests`: leave it out")
-        if requests.exists() and any(requests.samefile(path) for path in sources):
-            raise OptionError(f"{requests} holds the responses: name another file for `--requests`")
-        return
-    for path in roles["post"]:
-        if arm != ZERO_STEP and any(path.samefile(other) for other in roles["pre"]):
-            raise OptionError(
-                f"{path} is given as the scores before the step and after it: then nothing "
-                f"changed, which only the arm {ZERO_STEP} may say"
-            )
-
-
 def _json_object(path: Path, option: str) -> dict[str, Any]:
     """The object in a file of JSON."""
+    from deltad._checks import parse_json
+
     try:
         found = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -319,16 +261,13 @@ def _say(done: Imported, run: Path, call: Call) -> None:
         + (f"{read} the step" if read else "neither before nor after the step")
     )
     if done.without_lists:
-        note(
-            f"{done.without_lists} tokens have no top-K lists: their D is unknown", quiet=call.quiet
-        )
+        call.note(f"{done.without_lists} tokens have no top-K lists: their D is unknown")
     if done.left_out:
-        note(f"{done.left_out} tokens that were not sampled are left out", quiet=call.quiet)
+        call.note(f"{done.left_out} tokens that were not sampled are left out")
     if done.ignored:
-        note(f"passed over, having no meaning here: {', '.join(done.ignored)}", quiet=call.quiet)
+        call.note(f"passed over, having no meaning here: {', '.join(done.ignored)}")
     if "post" not in done.readings:
-        note(
+        call.note(
             "without the policy after the step there is no ΔD: `tokens`, `compare`, "
-            "`table --over`, `watch` and `doctor` say what they can",
-            quiet=call.quiet,
+            "`table --over`, `watch` and `doctor` say what they can"
         )

@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from threading import Event
+from typing import TYPE_CHECKING
 
 import typer
 
 from .analysis import FORMS
-from .options import PAIR, QUIET, REGION, Call, Group, command, option
-from .terminal import BAD_CONTENT, OptionError, complain
+from .options import PAIR, QUIET, RUN, Call, Option, command, switch
+from .terminal import OptionError, Status, complain, must_be_folder
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from deltad.analysis.tables.steps import StepFiles, StepTable
     from deltad.dumps import Dump
 
 
-WATCH: Final[Group] = {
-    "once": option(bool, False, "Print what there is now, and end."),
-    "interval": option(float, 2.0, "Seconds between two looks.", min=0.05),
-    "scalar": option(
-        list[str] | None, None, "Show the course of this number; may be given several times.",
-        metavar="NAME", show_default="the usual ones",
-    ),
-    "rows": option(int, 8, "Arms and seeds listed in text.", min=1),
-}  # fmt: skip
-CHECK: Final[Group] = {
-    "form": option(str, "text", "Form of the output.", "--format", metavar="text|json"),
-}
-
-
-@command(WATCH, REGION, PAIR, forms=FORMS)
+@command(
+    RUN,
+    switch("--once", "Print what there is now, and end."),
+    Option("--interval", float, "Seconds between two looks.", 2.0, min=0.05),
+    Option("--scalar", [str], "Show the course of this number; may be given several times.",
+           metavar="NAME", shown="the usual ones"),
+    Option("--rows", int, "Arms and seeds listed in text.", 8, min=1),
+    *PAIR, forms=FORMS,
+)  # fmt: skip
 def watch(call: Call) -> None:
     """Follow the optimizer steps of a running or finished recording; Ctrl-C ends it.
 
@@ -42,55 +40,51 @@ def watch(call: Call) -> None:
 
     Example: deltad watch data_dumps/tiny-whole --once
     """
-    (run,) = call.run
-    if not run.is_dir():
-        raise OptionError(f"{run} {'is no folder' if run.exists() else 'does not exist'}")
-    asked = call.given(*REGION, *PAIR)
-    question = None
-    if asked != {name: each.default for name, each in {**REGION, **PAIR}.items() if name in asked}:
+    must_be_folder(call.run)
+    given, question = call.given(PAIR), None
+    if given != {each.name: each.default for each in PAIR if each.default}:
         from deltad.steps import StepQuestion
 
-        question = StepQuestion(**asked)
+        question = StepQuestion(**given)
     from deltad.analysis.tables.steps import SHOWN, StepFiles, StepTable
 
-    files = StepFiles(run, question)
-    shown = tuple(call.scalar or SHOWN)
+    files = StepFiles(call.run, question)
+    shown = call.scalar or SHOWN
 
-    def look(height: int = 1000, width: int = 80) -> StepTable:
+    def table(height: int = 1000, width: int = 80) -> StepTable:
         places = min(call.rows, max(1, height - len(shown) - 12))
         return StepTable.from_files(files, shown=shown, places=places, width=width)
 
-    files.refresh()
-    if call.once or call.output is not None or call.values["form"] or not sys.stdout.isatty():
-        call.write(look())
-    else:
-        _follow(files, look, call.interval)
-
-
-def _follow(files: Any, look: Callable[[int, int], Any], interval: float) -> None:
-    """Redraw whenever there is something new or the window has another size, until interrupted."""
+    if call.once or call.output or call.format or not sys.stdout.isatty():
+        files.refresh()
+        call.write(table())
+        return
     from rich.console import Console
+
+    with contextlib.suppress(KeyboardInterrupt):
+        follow(files, table, Console(highlight=False, markup=False), call.interval, Event())
+
+
+def follow(
+    files: StepFiles,
+    table: Callable[[int, int], StepTable],
+    console: Console,
+    interval: float,
+    over: Event,
+) -> None:
+    """Redraw when there is something new, or the window has another size, until it is over."""
     from rich.live import Live
 
-    console = Console(highlight=False, markup=False)
-    size = console.size
-
-    def text() -> str:
-        return str(look(size.height, size.width).text(width=size.width))
-
-    try:
-        with Live(text(), console=console, auto_refresh=False, vertical_overflow="crop") as live:
-            live.refresh()
-            while True:
-                time.sleep(interval)
-                if files.refresh() or console.size != size:
-                    size = console.size
-                    live.update(text(), refresh=True)
-    except KeyboardInterrupt:
-        return
+    size = None
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        while not over.is_set():
+            if files.refresh() or console.size != size:
+                size = console.size
+                live.update(table(size.height, size.width).text(width=size.width), refresh=True)
+            over.wait(interval)
 
 
-@command(CHECK, QUIET)
+@command(RUN, Option("--format", ("text", "json"), "Form of the output.", "text"), QUIET)
 def check(call: Call) -> None:
     """Check every row of a dump against the contract.
 
@@ -98,27 +92,23 @@ def check(call: Call) -> None:
 
     Example: deltad check data_dumps/tiny-whole
     """
-    form = call.values["form"]
-    if form not in ("text", "json"):
-        raise OptionError(f"`--format` must be one of text, json, got {form!r}")
     from deltad.dumps.validate import check_dump
 
-    (run,) = call.run
     with call.progress(unit="files") as bar:
         try:
-            problems = check_dump(run, strict=False, progress=bar.at)
+            problems = check_dump(call.run, strict=False, progress=bar.at)
         except FileNotFoundError as error:
-            raise OptionError(f"{run} does not exist") from error
-    if form == "json":
+            raise OptionError(f"{call.run} does not exist") from error
+    if call.format == "json":
         found = {"format": 1, "ok": not problems, "problems": [vars(each) for each in problems]}
         typer.echo(json.dumps(found, indent=1, ensure_ascii=False))
     elif problems:
         for problem in problems:
-            complain(str(problem))
+            complain(problem)
     else:
         typer.echo(_contents(call.dump))
     if problems:
-        raise typer.Exit(BAD_CONTENT)
+        raise typer.Exit(Status.BAD_CONTENT)
 
 
 def _contents(dump: Dump) -> str:

@@ -1,7 +1,8 @@
-"""Options as data, those that commands share, and what a command is called with.
+"""What commands are made of: rows of options over a function, whose docstring is the help.
 
-A command is a function of a `Call` and some groups of options, its own first; the call has the
-value of each as an attribute, and knows the question, the dump and the output.
+`@command(Option("--bins", int, "Bins by quantile."), *REGION)` makes a `Command` of the function
+below it, which gets a `Call`: the values of the options, and the dump, the question and the output
+that they ask for.
 """
 
 from __future__ import annotations
@@ -9,222 +10,240 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from .terminal import Bar, OptionError, check_output, is_url, note, progress_bar, sink
+from .terminal import Bar, OptionError, check_output, complain, is_url, sink
 
 if TYPE_CHECKING:
-    from deltad.analysis.backends import Backend
     from deltad.analysis.question import Question
     from deltad.analysis.result import Result
+    from deltad.analysis.shards import Shards
     from deltad.dumps import Dump
 
 
-def as_place(text: str) -> Path:
-    """Give the folder that an argument names, or what a URL stands for."""
-    if "://" not in text:
-        return Path(text)
-    from deltad.dumps.storage import place
+def place(text: str) -> Path:
+    """The folder that an argument names, or what a URL stands for."""
+    from deltad.dumps import storage
 
-    return place(text)
+    return storage.place(text)
+
+
+def names(text: str) -> tuple[str, ...]:
+    """The names in a text with commas."""
+    found = tuple(name.strip() for name in text.split(",")) if text else ()
+    if not all(found):
+        raise ValueError
+    return found
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    """The numbers in a text with commas."""
+    return tuple(map(float, names(text)))
+
+
+KINDS: Final[Mapping[Any, tuple[str, str]]] = {
+    str: ("TEXT", "text"),
+    int: ("INTEGER", "an integer"),
+    float: ("NUMBER", "a number"),
+    bool: ("", "on or off"),
+    Path: ("FILE", "a file"),
+    place: ("RUN", "a folder or a URL"),
+    names: ("RULE,…", "names with single commas between them"),
+    numbers: ("X,…", "numbers with single commas between them"),
+}
+"""Kinds of values: what stands for one in the help, and what it must be."""
 
 
 class Option(NamedTuple):
-    """An option of a command: its type, its default, and how typer is to show and read it."""
+    """An option, or an argument where the name has no dashes."""
 
-    kind: Any
-    default: Any
-    names: tuple[str, ...]
-    how: dict[str, Any]
+    flags: str  # with spaces between; the value is named after the last
+    kind: Any  # one of `KINDS`, a tuple of choices, or a list of one of these if it may be repeated
+    help: str
+    default: Any = None  # `...` where it must be given
+    metavar: str = ""  # what stands for the value, where that of the kind says too little
+    shown: str = ""  # the default in words, where the command finds it itself
+    needs: str = ""  # another option, or one and its value, without which this means nothing
+    min: float | None = None
+
+    @property
+    def flag(self) -> str:
+        """The option as messages name it."""
+        return self.flags.split()[-1].partition("/")[0]
+
+    @property
+    def name(self) -> str:
+        """The name of its value."""
+        return _name(self.flag)
+
+    def parameter(self) -> inspect.Parameter:
+        """The parameter that typer makes it of; values are texts there."""
+        many = isinstance(self.kind, list)
+        kind = self.kind[0] if many else self.kind
+        metavar = "|".join(kind) if isinstance(kind, tuple) else KINDS[kind][0]
+        how: dict[str, Any] = {
+            "metavar": self.metavar or metavar or None,
+            "show_default": self.shown or True,
+            "help": f"With {self.needs}: {self.help}" if self.needs else self.help,
+        }
+        text: Any = bool if kind is bool else str
+        info: Any = typer.Option(*self.flags.split(), min=self.min, **how)
+        if not self.flags.startswith("-"):
+            text, info = Path, typer.Argument(parser=str, **how)
+        return inspect.Parameter(
+            self.name, inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if self.default is ... else self.default,
+            annotation=Annotated[list[text] if many else text, info],
+        )  # fmt: skip
+
+    def read(self, given: Any) -> Any:
+        """The value of a text; None, or a sequence of none, where none was given."""
+        kind = self.kind
+        if isinstance(kind, list):
+            return [self._replace(kind=kind[0]).read(each) for each in given or ()]
+        if given is None:
+            return () if kind in (names, numbers) else None
+        fit = f"one of {', '.join(kind)}" if isinstance(kind, tuple) else KINDS[kind][1]
+        with contextlib.suppress(ValueError):
+            value = kind[kind.index(given)] if isinstance(kind, tuple) else kind(given)
+            if self.min is None or value >= self.min:
+                return value
+            fit = f"at least {self.min}"
+        raise OptionError(f"`{self.flag}` must be {fit}, got {given!r}")
 
 
-Group = Mapping[str, Option]
-"""Options by the name of their value in a `Call`; `by_seed` is `--by-seed` unless it says other."""
+def switch(flags: str, help: str) -> Option:
+    """An option that is on or off, and off by default."""
+    return Option(flags, bool, help, False)
 
 
-def option(kind: Any, default: Any, help: str, *names: str, **how: Any) -> Option:
-    """Describe an option; `names` and `how` are those of `typer.Option`."""
-    return Option(kind, default, names, {"help": help, **how})
+def _name(flag: str) -> str:
+    """The name of an option's value."""
+    return flag.strip("-").replace("-", "_").lower()
 
 
-def flag(name: str) -> str:
-    """An option as it is written."""
-    return "--" + name.replace("_", "-")
+# fmt: off
+RUN: Final = Option("RUN", place, "Folder of a dump, or its URL.", ...)
+SHARDS: Final = RUN._replace(
+    kind=[place], help="Folder of a dump, or its URL; or all shards of one table.")
+THRESHOLD: Final = Option(
+    "--threshold", float, "δ ≥ 0 of the region: nats for KL, a probability for TV.", shown="0.15")
+DIVERGENCE: Final = Option("--divergence", ("kl", "tv"), "Divergence of the region.", "kl")
+CRITERION: Final = Option(
+    "--criterion", str, "Criterion in question. A name, or FILE.py:NAME for a rule of your own.",
+    metavar="RULE", shown="predictive-<divergence>-aggregated")
+BASELINE: Final = Option(
+    "--baseline", str, "Criterion that it is compared with, likewise.", "ratio", metavar="RULE")
+PROTOCOL: Final = Option(
+    "--protocol", str, "Which update ΔD is measured under: one arm's, or each criterion's own.",
+    metavar="shared:ARM|own", shown="shared:none, or the only arm")
+PAIR: Final = (THRESHOLD, DIVERGENCE, CRITERION, BASELINE)
+QUESTION: Final = (*PAIR, PROTOCOL)
 
-
-def argument(kind: Any, help: str, metavar: str = "RUN") -> Any:
-    """Annotation of the places that a command is given."""
-    return Annotated[
-        kind, typer.Argument(metavar=metavar, help=help, show_default=False, parser=as_place)
-    ]
-
-
-RUN: Final = argument(Path, "Folder of a dump, or its URL.")
-RUN_OR_SHARDS: Final = argument(
-    list[Path], "Folder of a dump, or its URL; or all shards of one table."
+RECOMPUTE: Final = switch("--recompute", "Recompute D and Ḋ from the stored log-probs.")
+BOOTSTRAP_SEED: Final = Option(
+    "--bootstrap-seed", int, "Seed of the intervals' random numbers.", 0, min=0)
+COUNTING: Final = (
+    Option("--on", ("local", "ray"), "Count on this machine, or on Ray.", "local"),
+    Option("--address", str, "HOST:PORT of the cluster, or auto.", needs="--on ray",
+           metavar="HOST:PORT", shown="RAY_ADDRESS, else one is started on this machine"),
+    Option("--shard", str, "Read only the I-th of N shards, into a .parquet file by -o; give this "
+           "command all N files in place of RUN to get the table.", metavar="I/N"),
+    RECOMPUTE, BOOTSTRAP_SEED,
 )
-
-REGION: Final[Group] = {
-    "threshold": option(
-        float | None, None, "δ ≥ 0 of the region: nats for KL, a probability for TV.",
-        show_default="0.15",
-    ),
-    "divergence": option(str, "kl", "Divergence of the region.", metavar="kl|tv"),
-}  # fmt: skip
-PAIR: Final[Group] = {
-    "criterion": option(
-        str, "", "Criterion in question. A name, or FILE.py:NAME for a rule of your own.",
-        metavar="RULE", show_default="predictive-<divergence>-aggregated",
-    ),
-    "baseline": option(
-        str, "ratio", "Criterion that it is compared with, likewise.", metavar="RULE"
-    ),
-}  # fmt: skip
-PROTOCOL: Final[Group] = {
-    "protocol": option(
-        str, "", "Which update ΔD is measured under: one arm's, or each criterion's own.",
-        metavar="shared:ARM|own", show_default="shared:none, or the only arm",
-    ),
-}  # fmt: skip
-RECOMPUTE: Final[Group] = {
-    "recompute": option(bool, False, "Recompute D and Ḋ from the stored log-probs."),
-}
-BOOTSTRAP: Final[Group] = {
-    "bootstrap_seed": option(int, 0, "Seed of the intervals' random numbers.", min=0),
-}
-COUNTING: Final[Group] = {
-    "on": option(str, "local", "Count on this machine, or on Ray.", metavar="local|ray"),
-    "address": option(
-        str | None, None, "Of the Ray cluster, or auto.", metavar="HOST:PORT",
-        show_default="RAY_ADDRESS, else one is started on this machine",
-    ),
-    "shard": option(
-        str | None, None,
-        "Read only the I-th of N shards, into a .parquet file by -o; give this command all N "
-        "files in place of RUN to get the table.",
-        metavar="I/N", show_default=False,
-    ),
-    **RECOMPUTE,
-    **BOOTSTRAP,
-}  # fmt: skip
-BY: Final[Group] = {
-    "by": option(
-        str, "", "Tell the tokens outside apart by advantage, position, state, entropy, "
-        "divergence, ratio, tail or token.", metavar="WHAT,…", show_default=False,
-    ),
-    "bins": option(int | None, None, "With --by: bins by quantile.", min=1, show_default="4"),
-}  # fmt: skip
-SEEDS: Final[Group] = {
-    "seed": option(list[int] | None, None, "Only this seed; may be given several times."),
-}
-QUIET: Final[Group] = {"quiet": option(bool, False, "No progress bar and no notes.")}
+QUIET: Final = switch("--quiet", "No progress bar and no notes.")
 
 
-def criteria(help: str, shown: str | bool = False) -> Group:
-    """The option that lists rules."""
-    return {"criteria": option(str, "", help, metavar="RULE,…", show_default=shown)}
-
-
-def output(forms: Sequence[str]) -> Group:
+def output(forms: Sequence[str]) -> tuple[Option, ...]:
     """The options of a command that writes a result in some forms, the first by default."""
-    return {
-        "output": option(
-            Path | None, None, "Write there, in the form that the ending stands for.",
-            "-o", "--output", metavar="FILE",
-        ),
-        "form": option(
-            str, "", "Form of the output.", "--format", metavar="|".join(forms),
-            show_default=f"by the ending of FILE, else {forms[0]}",
-        ),
-        "wide": option(bool, False, "Text in lines as wide as they need."),
-        **QUIET,
-    }  # fmt: skip
+    return (
+        Option("-o --output", Path, "Write there, in the form that the ending stands for."),
+        Option("--format", tuple(forms), "Form of the output.",
+               shown=f"by the ending of FILE, else {forms[0]}"),
+        switch("--wide", "Text in lines as wide as they need."),
+        QUIET,
+    )
+# fmt: on
 
 
-@dataclass
-class Call:
-    """One call of a command: the values of its options, and what they ask for.
+class Call(SimpleNamespace):
+    """One call of a command: the options' values as attributes, and what they ask together.
 
-    Attributes
-    ----------
-    values : dict
-        Values of the options; each is an attribute too.
-    run : sequence of Path
-        RUN, or shards.
-    form : str
-        Of the output, settled before any work.
+    `form` is that of the output, and `stack` is left when the command is done.
     """
 
-    values: dict[str, Any]
-    run: Sequence[Path] = ()
-    form: str = ""
-    _dump: Dump | None = None
-    _backend: Backend | None = None
-    _open: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self.values[name]
-        except KeyError:
-            raise AttributeError(name) from None
-
-    def listed(self, name: str) -> list[str]:
-        """The names in a comma-separated option; an empty one between commas is refused."""
-        names = [each.strip() for each in self.values[name].split(",")]
-        if names == [""]:
-            return []
-        if not all(names):
-            raise OptionError(
-                f"`{flag(name)}` must be names with single commas between them, got "
-                f"{self.values[name]!r}"
-            )
-        return names
-
-    def only_with(self, option: str, *others: str) -> None:
-        """Refuse options that mean nothing without another one."""
-        for name in others:
-            if self.values[name] not in (None, "") and not self.values[option]:
-                raise OptionError(f"`{flag(name)}` goes with `{flag(option)}`")
-
-    def given(self, *names: str) -> dict[str, Any]:
-        """The values of some options by name, of those that the command has and that are set."""
-        return {name: self.values[name] for name in names if self.values.get(name) is not None}
+    @property
+    def runs(self) -> list[Path]:
+        """RUN, or the shards that stand for it."""
+        return self.run if isinstance(self.run, list) else [self.run]
 
     @property
     def question(self) -> Question:
-        """What the shared options ask."""
+        """What the options of `QUESTION` ask."""
         from deltad.analysis.question import Question
 
-        return Question(**self.given(*REGION, *PAIR, *PROTOCOL))
+        return Question(**self.given(QUESTION))
 
-    @property
+    def given(self, options: Iterable[Option]) -> dict[str, Any]:
+        """The values of some options, without those that have none."""
+        found = {each.name: vars(self).get(each.name) for each in options}
+        return {name: value for name, value in found.items() if value not in (None, ())}
+
+    @cached_property
     def dump(self) -> Dump:
         """RUN, opened; of shards the dump that their footers describe."""
-        if self._dump is None:
-            self._dump, self._backend = self._opened()
-            if unfinished := self._dump.unfinished_text:
-                note(unfinished, quiet=self.quiet)
-        return self._dump
+        from deltad.dumps import Dump
+
+        first = self.runs[0]
+        if len(self.runs) > 1 and not first.is_file():
+            raise OptionError(f"RUN must be one folder, or shards: {first} is no file")
+        if self.shards is not None:
+            return self.shards.dump
+        try:
+            dump = Dump.open(first)
+        except FileNotFoundError as error:
+            raise OptionError(f"{first} does not exist") from error
+        if dump.unfinished_text:
+            self.note(dump.unfinished_text)
+        return dump
+
+    @cached_property
+    def shards(self) -> Shards | None:
+        """Shards of a table where they are given in place of a dump."""
+        if not isinstance(self.run, list) or is_url(self.run[0]) or not self.run[0].is_file():
+            return None
+        from deltad.analysis.shards import Shards
+
+        return Shards(self.run)
 
     @contextlib.contextmanager
-    def counting(self, *arms: str) -> Iterator[dict[str, Any]]:
-        """How a function is to count some arms, by default all, under a progress bar."""
-        dump = self.dump
+    def counting(self, arms: Iterable[str] | None = None) -> Iterator[dict[str, Any]]:
+        """What a counting function takes, while a bar shows how far in the rows it is."""
+        backend: Any = self.shards
+        if backend is None and self.on == "ray":
+            from deltad.analysis.backends import BackendError, RayBackend
+
+            try:
+                backend = self.stack.enter_context(RayBackend(self.address))
+            except BackendError as error:
+                raise OptionError(str(error)) from error
         if self.shard is not None:
             from deltad.analysis.shards import ShardWriter, ShardWritten, Share
 
-            file = self._open.enter_context(sink(self.output))
-            self._open.enter_context(contextlib.suppress(ShardWritten))  # so the file is kept
-            self._backend = ShardWriter(Share.parse(self.shard), file, dump, self._backend)
-        rows = sum(part.rows for arm in arms or dump.arms for part in dump.files(arm))
+            file = self.stack.enter_context(sink(self.output))
+            self.stack.enter_context(contextlib.suppress(ShardWritten))  # so that the file is kept
+            backend = ShardWriter(Share.parse(self.shard), file, self.dump, backend)
+        rows = sum(part.rows for arm in arms or self.dump.arms for part in self.dump.files(arm))
         with self.progress(rows) as bar:
             yield {
-                "backend": self._backend,
+                "backend": backend,
                 "recompute": self.recompute,
                 "bootstrap_seed": self.bootstrap_seed,
                 "progress": bar.advance,
@@ -232,128 +251,123 @@ class Call:
 
     @contextlib.contextmanager
     def progress(self, total: int | None = None, unit: str = "rows") -> Iterator[Bar]:
-        """A progress bar while the block runs."""
-        with progress_bar(total, unit, quiet=self.quiet) as bar:
-            yield bar
+        """A progress bar on standard error while a block runs; none without a terminal."""
+        if self.quiet or not sys.stderr.isatty():
+            yield Bar()
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+        columns = (BarColumn(), MofNCompleteColumn(), unit, TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            yield Bar(partial(progress.update, progress.add_task(unit, total=total)))
+
+    def note(self, message: str) -> None:
+        """Print one line that is good to know."""
+        if not self.quiet:
+            complain(message, "note")
 
     def write(self, result: Result) -> None:
         """Write a result in the form asked for."""
-        how = {"wide": self.wide} if self.form == "text" else {}
         with sink(self.output) as file:
-            file.write(result.form(self.form, **how))
+            file.write(result.form(self.form, wide=self.wide))
 
-    def settle(self, forms: Sequence[str]) -> None:
-        """Settle the form of output: as asked, by the file's ending, or the first.
-
-        Raises
-        ------
-        OptionError
-            A form that the command does not know, or a file that cannot be written.
-        """
-        output, asked = self.output, self.values["form"]
-        for run in self.run:
-            check_output(output, run)
-        if self.values.get("shard") is not None:
-            if output is None or output.suffix.lower() != ".parquet":
+    def settle_form(self, forms: Sequence[str]) -> str:
+        """The form of the output, before any work: as asked, by the file's ending, or the first."""
+        if self.output is not None:
+            check_output(self.output, self.runs)
+        if vars(self).get("shard") is not None:
+            if self.output is None or self.output.suffix.lower() != ".parquet":
                 raise OptionError("`--shard` writes a file: give `-o FILE.parquet`")
-        elif asked:
-            if asked not in forms:
-                raise OptionError(f"`--format` must be one of {', '.join(forms)}, got {asked!r}")
-            self.form = asked
-        elif output is None:
-            self.form = forms[0]
-        else:
+            return ""
+        if self.output is not None and not self.format:
             from deltad.analysis.result import form_of
 
-            self.form = form_of(output, forms)
-        if self.form in ("parquet", "png", "pdf") and output is None and sys.stdout.isatty():
-            raise OptionError(f"{self.form} is not for a terminal: name a file by -o")
-
-    def _opened(self) -> tuple[Dump, Backend | None]:
-        """The dump and where to count."""
-        from deltad.dumps import Dump
-
-        on, address = self.values.get("on", "local"), self.values.get("address")
-        if on not in ("local", "ray"):
-            raise OptionError(f"`--on` must be local or ray, got {on!r}")
-        if on == "local" and address is not None:
-            raise OptionError("`--address` is of a Ray cluster: give `--on ray` too")
-        first = self.run[0]
-        if "shard" in self.values and not is_url(first) and first.is_file():
-            from deltad.analysis.shards import Shards
-
-            shards = Shards(self.run)
-            return shards.dump, shards
-        if len(self.run) > 1:
-            raise OptionError(f"RUN must be one folder, or shards: {first} is no file")
-        try:
-            dump = Dump.open(first)
-        except FileNotFoundError as error:
-            raise OptionError(f"{first} does not exist") from error
-        if on == "local":
-            return dump, None
-        from deltad.analysis.backends import BackendError, RayBackend
-
-        try:
-            return dump, self._open.enter_context(RayBackend(address))
-        except BackendError as error:
-            raise OptionError(str(error)) from error
+            return form_of(self.output, forms)
+        form = self.format or forms[0]
+        if form in ("parquet", "png", "pdf") and self.output is None and sys.stdout.isatty():
+            raise OptionError(f"{form} is not for a terminal: name a file by -o")
+        return form
 
 
-@dataclass(frozen=True)
-class Command:
-    """A command: what it does with a `Call`, its options and its help.
+class _AsGiven:
+    """Lets typer give values as they stand on the command line, to be read by `Option.read`.
 
-    Attributes
-    ----------
-    function : callable
-        Takes the call; its docstring is the help, with an "Example: " at the end.
-    options : mapping of str to Option
-        In the order of the help.
-    run : annotation, optional
-        Of RUN; None for a command without.
-    forms : tuple of str
-        Forms of its output, the default first; empty where it writes none.
+    Typer 0.29 makes a pydantic model of every option when a command runs, and importing pydantic
+    takes a third of the time that importing Arrow does.
     """
 
-    function: Callable[[Call], None]
-    options: Group
-    run: Any = RUN
-    forms: tuple[str, ...] = ()
-
-    def for_typer(self) -> Callable[..., None]:
-        """A function whose signature has the options."""
-
-        def called(run: Any = (), **values: Any) -> None:
-            # CPython 3.11 takes a third longer for it where its frames begin a new chunk of memory
-            # halfway through, as they do at the depth where a wing would import it.
-            import numpy  # noqa: F401
-
-            call = Call(values, run if isinstance(run, list | tuple) else (run,))
-            with call._open:
-                if self.forms:
-                    call.settle(self.forms)
-                self.function(call)
-
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        parameters = []
-        if self.run is not None:
-            parameters.append(inspect.Parameter("run", keyword, annotation=self.run))
-        for name, (kind, default, names, how) in self.options.items():
-            read: Any = Annotated[kind, typer.Option(*(names or (flag(name),)), **how)]
-            parameters.append(inspect.Parameter(name, keyword, default=default, annotation=read))
-        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        called.__annotations__ = {each.name: each.annotation for each in parameters}
-        called.__doc__ = self.function.__doc__
-        return called
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Give the options; see `typer.core.TyperCommand.get_params`."""
+        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for each in found:
+            each.get_runtime_param = lambda: _SAME
+        return found
 
 
-def command(
-    *groups: Group, run: Any = RUN, forms: Sequence[str] = ()
-) -> Callable[[Callable[[Call], None]], Command]:
-    """Make a command of a function; of two options of one name the first is taken."""
-    options: dict[str, Option] = {}
-    for group in (*groups, output(forms) if forms else {}):
-        for name, each in group.items():
-            options.setdefault(name, each)
-    return lambda function: Command(function, options, run, tuple(forms))
+_SAME: Final = SimpleNamespace(coerce=lambda value, param, ctx: value)
+
+
+class TextCommand(_AsGiven, TyperCommand):
+    """A command of typer whose values are texts."""
+
+
+class TextGroup(_AsGiven, TyperGroup):
+    """A group of them."""
+
+
+Function = Callable[[Call], None]
+
+
+class Command(NamedTuple):
+    """A command: a function, its options, the forms of its output, and its help."""
+
+    function: Function
+    options: Sequence[Option]
+    help: str
+    forms: Sequence[str] = ()
+
+    @property
+    def summary(self) -> str:
+        """The help's first sentence, for lists of commands."""
+        return " ".join(self.help.partition("\n\n")[0].split())
+
+    def run(self, given: Mapping[str, Any]) -> None:
+        """Read the options and call the function."""
+        values = {each.name: each.read(given[each.name]) for each in self.options}
+        for each in self.options:
+            if each.needs and values[each.name] not in (None, ()):
+                other, _, value = each.needs.partition(" ")
+                if values[_name(other)] != value if value else not values[_name(other)]:
+                    raise OptionError(f"`{each.flag}` goes with `{each.needs}`")
+        # CPython 3.11 takes a third longer for it where its frames begin a new chunk of memory
+        # halfway through, as they do at the depth where a wing would import it.
+        import numpy  # noqa: F401
+
+        with contextlib.ExitStack() as stack:
+            call = Call(**values, stack=stack)
+            call.form = call.settle_form(self.forms) if self.forms else ""
+            self.function(call)
+
+    def build(self, name: str) -> Any:
+        """The command as typer has it."""
+
+        def run(**given: Any) -> None:
+            self.run(given)
+
+        parameters = [each.parameter() for each in self.options]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        text, _, example = self.help.partition("Example: ")
+        app = typer.Typer(add_completion=False, rich_markup_mode=None)
+        app.command(
+            name, cls=TextCommand, help=text.strip(), epilog=f"Example: {example}",
+            short_help=self.summary,
+        )(run)  # fmt: skip
+        return typer.main.get_command(app)
+
+
+def command(*options: Option, forms: Sequence[str] = ()) -> Callable[[Function], Command]:
+    """Make a command of a function with a docstring that ends with an example."""
+    every = (*options, *(output(forms) if forms else ()))
+    return lambda function: Command(function, every, inspect.getdoc(function) or "", forms)

@@ -1,5 +1,6 @@
-"""Commands that record and train: `record`, `train` and `reproduce`; their options are fields.
+"""Commands that record and train: `record`, `train` and `reproduce`.
 
+What a recipe or a training is made of are the fields of a dataclass, and each field is an option.
 The recipes are imported when one is asked for; torch only when it runs.
 """
 
@@ -8,45 +9,32 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import signal
 import threading
-import types
 import typing
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from types import UnionType
+from typing import Any, Final, Literal, NamedTuple
 
 import typer
 
 from .analysis import DRAWN
-from .lazy import LightGroup, made
+from .looking import follow
 from .options import (
-    BOOTSTRAP,
+    BOOTSTRAP_SEED,
     QUIET,
     Call,
     Command,
-    Group,
-    argument,
-    as_place,
+    Option,
+    TextGroup,
     command,
-    flag,
-    option,
+    names,
     output,
+    place,
+    switch,
 )
-from .terminal import (
-    BAD_CONTENT,
-    INTERRUPTED,
-    OptionError,
-    check_output,
-    complain,
-    note,
-    sink,
-    termination_as_interruption,
-)
-
-if TYPE_CHECKING:
-    from deltad.probes.recipes import Recipe
-
-RECIPE_NAMES: Final = ("tiny", "smollm2")
+from .terminal import OptionError, Status, check_output, complain, must_be_folder, sink
 
 LADDER_TOKENS: Final = 64
 """Tokens per step whose own gradients the ladder takes, unless a number is given."""
@@ -54,206 +42,157 @@ LADDER_TOKENS: Final = 64
 WATCH_SECONDS: Final = 2.0
 """Between two looks of `--watch`."""
 
-DUMP: Final = "Folder of the dump, or its URL."
-
-WORK: Final[Group] = {
-    "seeds": option(
-        int | None, None, "Record the seeds from 0 to one below this number.", min=1
-    ),
-    "workers": option(
-        int | None, None, "Worker processes; 0 works in this one.", min=0,
-        show_default="as many as cores",
-    ),
-    "resume": option(bool, False, "Record what is missing in a dump of the same recipe."),
-}  # fmt: skip
-RECORD: Final[Group] = {
-    **WORK,
-    "store": option(
-        str, "above", "Store tokens with D > 0.05 or all; or read after the step, and store, only "
-        "those with D > 0.01, outside the region, or where ratio and prediction disagree: faster.",
-        metavar="above|all|near|outside|disagreement",
-    ),
-    "vectors": option(
-        str, "all", "Keep the top-K log-probs of every token stored, or where D >= 0.01 and of a "
-        "hundredth of the rest.", metavar="all|near",
-    ),
-    "ladder": option(
-        bool, False, "Measure the ladder of each step: where the sign of ΔD is lost."
-    ),
-    "ladder_tokens": option(
-        int | None, None,
-        "Tokens per step whose own and whose sequence's gradient the ladder takes.", min=0,
-        show_default=f"{LADDER_TOKENS} with --ladder",
-    ),
-    **QUIET,
-}  # fmt: skip
-TRAIN: Final[Group] = {
-    "masks": option(
-        str | None, None, "Criteria to train with, or none.", metavar="RULE,…", show_default="six"
-    ),
-    **WORK,
-    "seeds": option(
-        int | None, None, "Train the seeds from 0 to one below this number.", min=1,
-        show_default="8",
-    ),
-    "watch": option(bool, False, "Show the steps as they are made, as deltad watch does."),
-    "against": option(
-        list[Path] | None, None, "Show this training next to it; may be given several times.",
-        metavar="RUN", parser=as_place, show_default=False,
-    ),
-    "baseline": option(
-        str, "", "Mask to compare with.", metavar="NAME",
-        show_default="ratio, or the first there is",
-    ),
-    "by_batch": option(bool, False, "In files, one row per rollout batch of every run."),
-    **BOOTSTRAP,
-}  # fmt: skip
-REPRODUCE: Final[Group] = {
-    "output": option(
-        Path, Path("deltad-figure4"), "Where everything goes.", "-o", "--output", metavar="DIR"
-    ),
-    "base": option(
-        int, 0, "Which of the ten shipped base models to start from.", min=0, max=9
-    ),
-    **WORK,
-    **QUIET,
-}  # fmt: skip
+SEEDS: Final = Option("--seeds", int, "Record the seeds from 0 to one below this number.",
+                      shown="61", min=1)  # fmt: skip
+WORKERS: Final = Option("--workers", int, "Worker processes; 0 works in this one.",
+                        shown="as many as cores", min=0)  # fmt: skip
+RESUME: Final = switch("--resume", "Record what is missing in a dump of the same recipe.")
+TRAINED: Final = {
+    "tiny": ("the tiny model of chained sums", "fp32"),
+    "smollm2": ("a real language model", "check"),
+}
+"""What a recipe trains, and a training in `data_training/` to show."""
 
 
-class _RecipeCommands(LightGroup):
-    """A command per recipe, made when it is asked for."""
+class Recipes(NamedTuple):
+    """A command of commands, one per recipe, made when it is asked for."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Name the recipes."""
-        return list(RECIPE_NAMES)
+    summary: str
+    make: Callable[[str], Command]
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Make the command of a recipe."""
-        if cmd_name not in RECIPE_NAMES:
-            return None
-        return made(cmd_name, self.command_of(cmd_name).for_typer())
-
-    def command_of(self, recipe: str) -> Command:
-        """The command of a recipe."""
-        raise NotImplementedError
-
-
-class RecordCommands(_RecipeCommands):
-    """`deltad record RECIPE RUN`: options are the fields of the recipe's dataclass."""
-
-    def command_of(self, recipe: str) -> Command:
-        """The command that records a recipe."""
+    def build(self, name: str) -> Any:
+        """The group as typer has it."""
         from deltad.probes.recipes import RECIPES
 
-        kind = RECIPES[recipe]
-        fields = _fields(kind, "Recipe")
-        variant = option(
-            str | None, None, "Set of fields; single options win over it.",
-            metavar="|".join(kind.variants),
-        )  # fmt: skip
-        seeds = RECORD["seeds"]
-        seeds = seeds._replace(how={**seeds.how, "show_default": str(kind.default_seeds)})
-
-        def record(call: Call) -> None:
-            chosen = kind.variant(call.variant, **_chosen(kind, call, fields))
-            tokens = call.ladder_tokens
-            if call.ladder and tokens is None:
-                tokens = LADDER_TOKENS
-            record_dump(
-                chosen, call.run[0], call, store=call.store, vectors=call.vectors,
-                ladder_tokens=tokens,
-            )  # fmt: skip
-
-        doc = (inspect.getdoc(kind) or "").replace("\n\n", "\0").replace("\n", " ")
-        variants = "; ".join(f"{name}: {text}" for name, text in kind.variants_help.items())
-        example = f"Example: deltad record {recipe} RUN --seeds 1"
-        record.__doc__ = f"{doc}\n\nVariants. {variants}.\n\n{example}".replace("\0", "\n\n")
-        own, run = {"variant": variant, "seeds": seeds}, argument(Path, DUMP)
-        return command(own, RECORD, fields, run=run)(record)
+        commands = {recipe: self.make(recipe).build(recipe) for recipe in RECIPES}
+        return TextGroup(name=name, help=self.summary, commands=commands, rich_markup_mode=None)
 
 
-class TrainCommands(_RecipeCommands):
-    """`deltad train RECIPE RUN`: options are the fields of `Training` and of the recipe's world."""
+def _recording(recipe: str) -> Command:
+    """The command that records a recipe."""
+    from deltad.probes.recipes import RECIPES
 
-    def command_of(self, recipe: str) -> Command:
-        """The command that trains by a recipe."""
-        from deltad.probes.recipes import RECIPES
-        from deltad.probes.training import DEFAULTS, Training
-        from deltad.probes.training.options import own_fields, world_fields
+    kind = RECIPES[recipe]
+    fields = _field_options(kind, dataclasses.fields(kind), {})
 
-        mine = {entry.name for entry in own_fields()}
-        world = {entry.name for entry in world_fields(recipe)}
-        fields = {
-            **_fields(Training, "Training", mine, DEFAULTS[recipe]),
-            **_fields(RECIPES[recipe], "Model and prompts", world),
-        }
+    def run(call: Call) -> None:
+        tokens = LADDER_TOKENS if call.ladder and call.ladder_tokens is None else call.ladder_tokens
+        chosen = kind.variant(call.variant, **call.given(fields))
+        _record(call, chosen, call.run, call.store, vectors=call.vectors, ladder_tokens=tokens)
 
-        def train(call: Call) -> None:
-            run_training(recipe, call, call.given(*fields))
-
-        shown = {"tiny": "fp32", "smollm2": "check"}
-        what = {"tiny": "the tiny model of chained sums", "smollm2": "a real language model"}
-        train.__doc__ = (
-            f"Train {what[recipe]} by GRPO, a run for every mask and seed, and compare them.\n\n"
-            "Each rollout batch is sampled from the present policy and gone through once, an "
-            "optimizer step per minibatch, with the mask in the loss. RUN gets the log, the steps "
-            "(which deltad watch RUN follows) and checkpoints. A finished RUN is only shown: "
-            "accuracy by mask with intervals and paired differences; -o draws the curves.\n\n"
-            f"Example: deltad train {recipe} data_training/{recipe}/{shown[recipe]}"
-        )
-        run = argument(Path, "Folder of the training.")
-        return command(TRAIN, output(DRAWN), fields, run=run, forms=DRAWN)(train)
+    options = (
+        Option("RUN", place, "Folder of the dump, or its URL.", ...),
+        Option("--variant", tuple(kind.variants), "Set of fields; single options win over it."),
+        SEEDS._replace(shown=str(kind.default_seeds)), WORKERS, RESUME,
+        Option("--store", ("above", "all", "near", "outside", "disagreement"),
+               "Store tokens with D > 0.05 or all; or read after the step, and store, only those "
+               "with D > 0.01, outside the region, or where ratio and prediction disagree: faster.",
+               "above"),
+        Option("--vectors", ("all", "near"), "Keep the top-K log-probs of every token stored, or "
+               "where D >= 0.01 and of a hundredth of the rest.", "all"),
+        switch("--ladder", "Measure the ladder of each step: where the sign of ΔD is lost."),
+        Option("--ladder-tokens", int, "Tokens per step whose own and whose sequence's gradient "
+               "the ladder takes.", shown=f"{LADDER_TOKENS} with --ladder", min=0),
+        QUIET, *fields,
+    )  # fmt: skip
+    variants = "; ".join(f"{name}: {text}" for name, text in kind.variants_help.items())
+    example = f"Example: deltad record {recipe} RUN --seeds 1"
+    return Command(run, options, f"{inspect.getdoc(kind)}\n\nVariants. {variants}.\n\n{example}")
 
 
-def record_dump(recipe: Recipe, folder: Path, call: Call, **how: Any) -> None:
-    """Record a dump; an interruption or a failed seed ends the command with a sentence."""
+def _training(recipe: str) -> Command:
+    """The command that trains by a recipe."""
+    from deltad.probes.recipes import RECIPES
+    from deltad.probes.training import DEFAULTS, Training
+    from deltad.probes.training.options import own_fields, world_fields
+
+    fields = _field_options(Training, own_fields(), DEFAULTS[recipe])
+    fields += _field_options(RECIPES[recipe], world_fields(recipe), {})
+    options = (
+        Option("RUN", place, "Folder of the training.", ...),
+        Option("--masks", names, "Criteria to train with, or none.", shown="six"),
+        SEEDS._replace(help="Train the seeds from 0 to one below this number.", shown="8"),
+        WORKERS, RESUME,
+        switch("--watch", "Show the steps as they are made, as deltad watch does."),
+        Option("--against", [place], "Show this training next to it; may be given several times."),
+        Option("--baseline", str, "Mask to compare with.", metavar="NAME",
+               shown="ratio, or the first there is"),
+        switch("--by-batch", "In files, one row per rollout batch of every run."),
+        BOOTSTRAP_SEED, *output(DRAWN), *fields,
+    )  # fmt: skip
+    what, shown = TRAINED[recipe]
+    text = f"""Train {what} by GRPO, a run for every mask and seed, and compare them.
+
+Each rollout batch is sampled from the present policy and gone through once, an optimizer step per
+minibatch, with the mask in the loss. RUN gets the log, the steps (which deltad watch RUN follows)
+and checkpoints. A finished RUN is only shown: accuracy by mask with intervals and paired
+differences; -o draws the curves.
+
+Example: deltad train {recipe} data_training/{recipe}/{shown}"""
+    return Command(lambda call: _train(call, recipe, call.given(fields)), options, text, DRAWN)
+
+
+RECORD: Final = Recipes(
+    "Record a dump of real updates by a recipe: RUN, then the recipe's fields as options.",
+    _recording,
+)
+TRAIN: Final = Recipes(
+    "Train by GRPO with masks, by a recipe, and compare them; or show a finished training.",
+    _training,
+)
+
+
+def _record(call: Call, recipe: Any, run: Path, store: str, **how: Any) -> None:
+    """Record a dump."""
     from deltad.analysis.result import counted
     from deltad.probes.recipes import record
 
-    with _ending(f"complete seeds are in {folder}"):
+    with _ending(f"complete seeds are in {run}"):
         done = record(
-            recipe, folder, seeds=call.seeds, workers=call.workers, resume=call.resume,
+            recipe, run, seeds=call.seeds, workers=call.workers, resume=call.resume, store=store,
             quiet=call.quiet, **how,
         )  # fmt: skip
-    note(f"{counted(len(done), 'seed')} recorded into {folder}", quiet=call.quiet)
+    call.note(f"{counted(len(done), 'seed')} recorded into {run}")
 
 
-def run_training(recipe: str, call: Call, fields: Mapping[str, Any]) -> None:
-    """Train by a recipe, or look at a finished RUN, and print how the masks compare."""
-    (run,) = call.run
+def _train(call: Call, recipe: str, chosen: Mapping[str, Any]) -> None:
+    """Train unless RUN is finished and nothing else is asked for; print how the masks compare."""
+    run = call.run
     if call.by_batch and call.form in ("png", "pdf", "svg"):
         raise OptionError("`--by-batch` is for tables: leave it out to draw the curves")
-    against = call.against or ()
-    for other in against:
-        check_output(call.output, other)
-        if not other.is_dir():
-            raise OptionError(f"{other} {'is no folder' if other.exists() else 'does not exist'}")
+    if call.output is not None:
+        check_output(call.output, call.against)
+    for other in call.against:
+        must_be_folder(other)
     from deltad.analysis.tables.training import training_table
 
-    asked = fields or call.resume or call.masks is not None or call.seeds is not None
-    if asked or not _finished(run):
+    if chosen or call.resume or call.masks or call.seeds or not _finished(run):
         from deltad.analysis.result import counted
         from deltad.probes.training import DEFAULT_SEEDS, MASKS, Training, train
 
         with _ending(f"what is trained is in {run}"), _watching(run, call.watch):
             done = train(
-                Training.of(recipe, **fields), run,
-                masks=tuple(call.listed("masks") if call.masks else MASKS),
-                seeds=DEFAULT_SEEDS if call.seeds is None else call.seeds, workers=call.workers,
-                resume=call.resume, quiet=call.quiet or call.watch,
+                Training.of(recipe, **chosen), run, masks=call.masks or MASKS,
+                seeds=call.seeds or DEFAULT_SEEDS, workers=call.workers, resume=call.resume,
+                quiet=call.quiet or call.watch,
             )  # fmt: skip
-        note(f"{counted(len(done), 'run')} trained into {run}", quiet=call.quiet)
+        call.note(f"{counted(len(done), 'run')} trained into {run}")
     table = training_table(
-        [run, *against], baseline=call.baseline, bootstrap_seed=call.bootstrap_seed
+        [run, *call.against], baseline=call.baseline or "", bootstrap_seed=call.bootstrap_seed
     )
     call.write(table.batches if call.by_batch else table)
 
 
-@command(REPRODUCE, run=None)
+@command(
+    Option("-o --output", Path, "Where everything goes.", "deltad-figure4", metavar="DIR"),
+    SEEDS,
+    Option("--base", int, "Which of the ten shipped base models to start from.", 0, min=0),
+    WORKERS, RESUME, QUIET,
+)  # fmt: skip
 def reproduce(call: Call) -> None:
     """Record the recipe tiny, print its table for all protocols and draw Figure 4: minutes.
 
-    DIR gets dump/, table.txt, table.json, figure4.png and figure4.pdf. Without --seeds 61.
+    DIR gets dump/, table.txt, table.json, figure4.png and figure4.pdf.
 
     Example: deltad reproduce --seeds 2 -o small
     """
@@ -262,15 +201,15 @@ def reproduce(call: Call) -> None:
     from deltad.dumps import Dump
     from deltad.probes.recipes import TinyRecipe
 
-    run = call.output / "dump"
-    record_dump(TinyRecipe(base=call.base), run, call, store="above")
-    found = protocol_table(Dump.open(run))
+    folder = call.output
+    _record(call, TinyRecipe(base=call.base), folder / "dump", store="above")
+    found = protocol_table(Dump.open(folder / "dump"))
     typer.echo(found.text(), nl=False)
     for name in ("table.txt", "table.json", "figure4.png", "figure4.pdf"):
         result = found.tables[0] if name.startswith("figure4") else found
-        with sink(call.output / name) as file:
+        with sink(folder / name) as file:
             file.write(result.form(form_of(name)))
-    note(f"the dump, tables and figures are in {call.output}", quiet=call.quiet)
+    call.note(f"the dump, tables and figures are in {folder}")
 
 
 def _finished(run: Path) -> bool:
@@ -289,18 +228,18 @@ def _finished(run: Path) -> bool:
 
 @contextlib.contextmanager
 def _ending(kept: str) -> Iterator[None]:
-    """Turn an interruption, or a failed worker, into a sentence that says what is kept."""
+    """Turn Ctrl-C, SIGTERM or a failed worker into a sentence that says what is kept."""
     from deltad.probes.recipes import WorkerError
 
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with termination_as_interruption():
-            yield
-    except KeyboardInterrupt:
-        complain(f"interrupted; {kept}: give --resume to go on")
-        raise typer.Exit(INTERRUPTED) from None
-    except WorkerError as error:
-        complain(f"{error}; {kept}: give --resume to go on")
-        raise typer.Exit(BAD_CONTENT) from None
+        yield
+    except (KeyboardInterrupt, WorkerError) as error:
+        failed = isinstance(error, WorkerError)
+        complain(f"{error if failed else 'interrupted'}; {kept}: give --resume to go on")
+        raise typer.Exit(Status.BAD_CONTENT if failed else Status.INTERRUPTED) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
@@ -310,66 +249,45 @@ def _watching(run: Path, watch: bool) -> Iterator[None]:
         yield
         return
     from rich.console import Console
-    from rich.live import Live
 
     from deltad.analysis.tables.steps import StepFiles, StepTable
 
-    console = Console(stderr=True, highlight=False, markup=False)
     files, over = StepFiles(run), threading.Event()
+    console = Console(stderr=True, highlight=False, markup=False)
 
-    def look(live: Live) -> None:
-        while not over.wait(WATCH_SECONDS):
-            if files.refresh():
-                live.update(StepTable.from_files(files).text(width=console.width), refresh=True)
+    def look() -> None:
+        follow(files, lambda *size: StepTable.from_files(files), console, WATCH_SECONDS, over)
 
-    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
-        thread = threading.Thread(target=look, args=(live,), name="deltad watches", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
-def _fields(
-    kind: type[Any],
-    panel: str,
-    only: Collection[str] | None = None,
-    defaults: Mapping[str, Any] = types.MappingProxyType({}),
-) -> Group:
-    """An option per field of a dataclass, with help from there; None stands for not given."""
+def _field_options(
+    kind: type[Any], fields: Iterable[dataclasses.Field[Any]], defaults: Mapping[str, Any]
+) -> list[Option]:
+    """An option per field of a dataclass, with its help; without a default, None is not given."""
     hints = typing.get_type_hints(kind)
-    found = {}
-    for each in dataclasses.fields(kind):
-        if only is not None and each.name not in only:
-            continue
-        text, metavar = _text(hints[each.name])
-        default = defaults.get(each.name, each.default)
-        shown = ",".join(default) if isinstance(default, tuple) else default
-        names = [flag(each.name) + f"/--no-{each.name}"] if text is bool else []
-        found[each.name] = option(
-            text | None, None, each.metadata["help"], *names, metavar=metavar,
-            show_default="none" if shown is None else str(shown), rich_help_panel=panel,
-        )  # fmt: skip
+    found = []
+    for each in fields:
+        flag, value = each.name.replace("_", "-"), _kind(hints[each.name])
+        flags = f"--{flag}/--no-{flag}" if value is bool else f"--{flag}"
+        usual = defaults.get(each.name, each.default)
+        shown = ",".join(usual) if isinstance(usual, tuple) else str(usual).replace("None", "none")
+        found.append(Option(flags, value, each.metadata["help"], shown=shown))
     return found
 
 
-def _text(hint: Any) -> tuple[Any, str | None]:
-    """Type of an option's text, and its metavar."""
+def _kind(hint: Any) -> Any:
+    """The kind of an option's value, of a field's type."""
     if typing.get_origin(hint) is Literal:
-        return str, "|".join(typing.get_args(hint))
+        return typing.get_args(hint)
     if typing.get_origin(hint) is tuple:
-        return str, "NAME,…"
-    if isinstance(hint, types.UnionType):
-        return next(kind for kind in typing.get_args(hint) if kind is not type(None)), None
-    return hint, None
-
-
-def _chosen(kind: type[Any], call: Call, fields: Group) -> dict[str, Any]:
-    """The fields that were given; lists are written with commas."""
-    hints = typing.get_type_hints(kind)
-    return {
-        name: tuple(call.listed(name)) if typing.get_origin(hints[name]) is tuple else value
-        for name, value in call.given(*fields).items()
-    }
+        return names
+    if isinstance(hint, UnionType):
+        return next(kind for kind in typing.get_args(hint) if kind is not type(None))
+    return hint

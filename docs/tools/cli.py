@@ -8,15 +8,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import typer
 
 from deltad.cli import app
 
 PAGE = Path(__file__).parents[1] / "cli.md"
-
-KINDS = {int: "INTEGER", float: "NUMBER", str: "TEXT", Path: "PATH"}
 
 HEAD = """\
 # Commands
@@ -81,9 +79,7 @@ def _row(parameter: Any) -> str:
 
 def _metavar(parameter: Any) -> str:
     """What stands for the value; … where it may come several times."""
-    hint = parameter.type_descriptor.annotation
-    kind = next(iter(get_args(hint)), hint)  # list[int] has values that are int
-    name = parameter.metavar or KINDS.get(kind, kind.__name__.upper())
+    name = parameter.metavar
     if parameter.min is not None:
         name = f"{name} ≥ {parameter.min}"
     return f"{name} …" if parameter.multiple or parameter.nargs == -1 else name

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deltad.commands.options import as_place
+from deltad.commands.options import place as as_place
 from deltad.commands.terminal import is_url
 from deltad.dumps.storage import copy_tree, place
 from tests.commands.app import assert_refused, deltad

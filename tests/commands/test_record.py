@@ -70,9 +70,9 @@ def test_options_become_the_recipe(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["tiny", "RUN", "--lr", "-1"], "`lr` must be at least 0.0, got -1.0"),
-        (["tiny", "RUN", "--optimizer", "lion"], "`optimizer` must be one of adamw, sgd"),
-        (["tiny", "RUN", "--variant", "best"], "no variant 'best' of tiny"),
-        (["tiny", "RUN", "--store", "some"], "`store` must be one of above, all"),
+        (["tiny", "RUN", "--optimizer", "lion"], "`--optimizer` must be one of adamw, sgd"),
+        (["tiny", "RUN", "--variant", "best"], "`--variant` must be one of fresh-adamw"),
+        (["tiny", "RUN", "--store", "some"], "`--store` must be one of above, all"),
         (["tiny", "RUN", "--seeds", "0"], "--seeds"),
         (["tiny"], "RUN"),
         (["small", "RUN"], "small"),
@@ -184,3 +184,6 @@ def test_defaults_shown_are_those_of_the_recipe() -> None:
     shown = re.sub(r"\s", "", deltad("record", "smollm2", "--help").stdout)
     assert f"[default:({SmolLM2Recipe().lr})]" in shown
     assert f"[default:({SmolLM2Recipe.default_seeds})" in shown
+    assert f"[default:({TinyRecipe.default_seeds})" in re.sub(
+        r"\s", "", deltad("reproduce", "--help").stdout
+    )

@@ -75,7 +75,7 @@ def test_training_shown_watched_and_drawn(tmp_path: Path) -> None:
     [
         (["--masks", "best"], "there is no criterion 'best'"),
         (["--masks", "none,none"], "`masks` must be distinct"),
-        (["--precision", "int4"], "`precision` must be one of"),
+        (["--precision", "int4"], "`--precision` must be one of"),
         (["--lr", "-1"], "`lr` must be at least 0"),
     ],
 )
