@@ -10,18 +10,19 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from deltad import __version__
 from deltad.dumps import DumpError
+from deltad.dumps.errors import first_line
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from deltad.dumps import Dump, PartFile
 
 Item = TypeVar("Item")
@@ -49,16 +50,9 @@ _ALONE: Final = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUS
 
 @dataclass(frozen=True)
 class Span:
-    """Row groups of one file, one after the other; may be pickled.
+    """Row groups of one file, from `first` to before `end`; may be pickled.
 
-    Attributes
-    ----------
-    part : PartFile
-        The file.
-    first, end : int
-        Row groups from `first` to before `end`.
-    verified : tuple of int
-        Those of them whose recorded D and Ḋ are computed again before they are believed.
+    Recorded D and Ḋ of those `verified` are computed again before they are believed.
     """
 
     part: PartFile
@@ -104,13 +98,14 @@ class BackendError(RuntimeError):
     """The backend cannot do the work; the message is one sentence."""
 
 
-class Backend(Protocol):
+class Backend(ABC):
     """Runs one function on many items, somewhere."""
 
     def chosen(self, items: Sequence[Item]) -> Sequence[Item]:
-        """Those of the items that `map` will run the function on."""
-        ...
+        """Those of the items that `map` will run the function on: all."""
+        return items
 
+    @abstractmethod
     def map(
         self,
         function: Callable[[Item], Found],
@@ -118,16 +113,15 @@ class Backend(Protocol):
         *,
         progress: Callable[[Item], None] | None = None,
     ) -> Iterator[Found]:
-        """Apply a function to every item, and give what it gave in the order of the items.
+        """Apply a function of an item alone to every item: what it gave, in their order.
 
-        The function, the items and what it gives can be pickled. `progress` is told every item
-        when it is done, by the thread that iterates, in any order. What the function raised for
-        the first item in their order is raised, and nothing is left running.
+        The function and its results can be pickled; `progress` is told every item when it is done,
+        by the thread that iterates. What the function raised for the first item for which it raised
+        anything is raised here, and nothing is left running.
         """
-        ...
 
 
-class LocalBackend:
+class LocalBackend(Backend):
     """Threads of this process: decoding and NumPy let each other run.
 
     Parameters
@@ -146,43 +140,23 @@ class LocalBackend:
         if self.workers < 1:
             raise ValueError(f"`workers` must be at least 1, got {workers}")
 
-    def chosen(self, items: Sequence[Item]) -> Sequence[Item]:
-        """All of them."""
-        return items
-
-    def map(
-        self,
-        function: Callable[[Item], Found],
-        items: Sequence[Item],
-        *,
-        progress: Callable[[Item], None] | None = None,
-    ) -> Iterator[Found]:
-        """Apply a function to every item; see `Backend.map`.
-
-        No more than two items per worker are handed out and not yet yielded, so that what is
-        kept in memory does not grow with their number.
-        """
-        if min(self.workers, len(items)) < 2:
+    def map(self, function: Any, items: Sequence[Any], *, progress: Any = None) -> Iterator[Any]:
+        """Apply a function to every item, no more than two per worker ahead of what was taken."""
+        workers = min(self.workers, len(items))
+        if workers < 2:
             for item in items:
                 found = function(item)
                 if progress is not None:
                     progress(item)
                 yield found
             return
-        waiting = iter(items)
-        flying: deque[tuple[Item, Future[Found]]] = deque()
         from concurrent.futures import ThreadPoolExecutor  # slow to import
 
-        pool = ThreadPoolExecutor(min(self.workers, len(items)), "deltad")
+        pool = ThreadPoolExecutor(workers, "deltad")
         try:
-            while True:
-                for item in waiting:
-                    flying.append((item, pool.submit(function, item)))
-                    if len(flying) >= 2 * self.workers:
-                        break
-                if not flying:
-                    return
-                item, future = flying.popleft()
+            for item, future in _ahead(
+                items, lambda each: pool.submit(function, each), 2 * workers
+            ):
                 found = future.result()
                 if progress is not None:
                     progress(item)
@@ -191,7 +165,7 @@ class LocalBackend:
             pool.shutdown(cancel_futures=True)
 
 
-class RayBackend:
+class RayBackend(Backend):
     """Runs each item as a task on Ray; an item whose worker dies is run again elsewhere.
 
     Parameters
@@ -227,52 +201,22 @@ class RayBackend:
             if name.startswith("deltad_rules_"):
                 ray.cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
-    def chosen(self, items: Sequence[Item]) -> Sequence[Item]:
-        """All of them."""
-        return items
+    def map(self, function: Any, items: Sequence[Any], *, progress: Any = None) -> Iterator[Any]:
+        """Apply a function to every item.
 
-    def map(
-        self,
-        function: Callable[[Item], Found],
-        items: Sequence[Item],
-        *,
-        progress: Callable[[Item], None] | None = None,
-    ) -> Iterator[Found]:
-        """Apply a function to every item; see `Backend.map`.
-
-        Raises
-        ------
-        DumpError
-            A worker died on a span each time that it was tried; names the file.
-        BackendError
-            The same of another item; or the workers have no deltad, or another version.
+        A span on which a worker died each time that it was tried is a DumpError that names the
+        file, another item, or workers without this version of deltad, a BackendError.
         """
         ray = self._ray
         task = ray.remote(num_cpus=1, max_retries=RETRIES)(_run)
-        window = 4 * max(1, int(ray.cluster_resources().get("CPU", 1)))
-        waiting = iter(items)
-        flying: deque[tuple[Item, Any]] = deque()
-        unseen: dict[Any, Item] = {}
+        most = 4 * max(1, int(ray.cluster_resources().get("CPU", 1)))
         # Where an error or the caller ends this early, what is in flight runs out unseen: to cancel
         # a task that has just ended can make Ray (2.60) end this process.
-        while True:
-            for item in waiting:
-                reference = task.remote(function, item, __version__)
-                flying.append((item, reference))
-                unseen[reference] = item
-                if len(flying) >= window:
-                    break
-            if not flying:
-                return
-            item, reference = flying[0]
-            while reference in unseen:
-                done, _ = ray.wait(list(unseen), num_returns=1)
-                for each in done:
-                    over = unseen.pop(each)
-                    if progress is not None:
-                        progress(over)
+        submit = partial(task.remote, function, __version__)
+        for item, reference in _ahead(items, submit, most):
             found = self._result(item, reference)
-            flying.popleft()
+            if progress is not None:
+                progress(item)
             yield found
 
     def close(self) -> None:
@@ -283,12 +227,7 @@ class RayBackend:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def _connect(self, address: str, workers: int | None) -> None:
@@ -303,7 +242,9 @@ class RayBackend:
         try:
             self._ray.init(address=address, **options)
         except Exception as error:  # of many kinds
-            raise BackendError(f"there is no Ray cluster at {address} ({_line(error)})") from error
+            raise BackendError(
+                f"there is no Ray cluster at {address} ({first_line(error)})"
+            ) from error
 
     def _result(self, item: Any, reference: Any) -> Any:
         """What a task gave, or what it raised."""
@@ -315,11 +256,11 @@ class RayBackend:
             if isinstance(cause, Exception) and not isinstance(cause, ImportError):
                 raise cause from None
             raise BackendError(
-                f"the cluster's workers cannot run deltad ({_line(cause)}): install version "
+                f"the cluster's workers cannot run deltad ({first_line(cause)}): install version "
                 f"{__version__} there"
             ) from None
         except ray.exceptions.RayError as error:
-            said = f"its worker was lost each of {RETRIES + 1} times ({_line(error)})"
+            said = f"its worker was lost each of {RETRIES + 1} times ({first_line(error)})"
             if isinstance(item, Span):
                 raise DumpError(item.part.path, said, kind="unreadable") from None
             raise BackendError(f"{item}: {said}") from None
@@ -345,14 +286,19 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
             del os.environ[name]
 
 
-def _run(function: Callable[[Item], Found], item: Item, version: str) -> Found:
+def _ahead(
+    items: Iterable[Item], submit: Callable[[Item], Any], most: int
+) -> Iterator[tuple[Item, Any]]:
+    """Every item with what `submit` gave for it, so many of which are handed out at a time."""
+    waiting = iter(items)
+    flying = deque((item, submit(item)) for item in islice(waiting, most))
+    while flying:
+        yield flying.popleft()
+        flying.extend((item, submit(item)) for item in islice(waiting, 1))
+
+
+def _run(function: Callable[[Item], Found], version: str, item: Item) -> Found:
     """Do the work of a task, in a worker."""
     if version != __version__:
         raise BackendError(f"the workers have deltad {__version__}, and {version} asks them")
     return function(item)
-
-
-def _line(error: BaseException) -> str:
-    """The first line of an error's words."""
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__

@@ -11,26 +11,26 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from deltad.tally import FIELDS, SETS, count_pair
 
 from . import statistics
 from .question import OWN, Question, QuestionError, Resolved
 from .result import Column, counted, number, with_interval
+from .values import Bools, Floats, some
 
 if TYPE_CHECKING:
     from .reading import Outside
     from .statistics import Interval, Paired, PooledDifference
+    from .values import Rows
 
 SIDES: Final = ("criterion", "baseline")
 
-Floats = NDArray[np.float64]
-Rows = Any
-"""Which tokens: anything that an array can be asked by."""
+Counted = TypeVar("Counted", bound="Tokens")
 
 
 def ratio(numerator: float, denominator: float) -> float:
@@ -42,12 +42,7 @@ def ratio(numerator: float, denominator: float) -> float:
 class Estimate:
     """Σ part / Σ whole over seeds, with an interval; what every pooled share is.
 
-    Attributes
-    ----------
-    parts, wholes : ndarray of float64, shape (seed,)
-        A seed's two counts or sums; both 0 where it has no such token.
-    bootstrap_seed : int
-        Seed of the interval's random numbers.
+    `parts` and `wholes`, of shape (seed,), are both 0 where a seed has no such token.
 
     Examples
     --------
@@ -101,23 +96,23 @@ class Estimate:
         return with_interval(self.value, self.ci95) + counts
 
 
+def _total(name: str, meaning: str) -> Any:
+    """A property: one of the counts over all seeds; None where it is not known."""
+    return property(lambda tokens: tokens.total(name), doc=meaning)
+
+
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """Counts of one set of tokens by seed.
+    """Counts of one set of tokens by seed."""
 
-    Attributes
-    ----------
-    counts : ndarray of float64, shape (seed, field)
-        `deltad.tally.FIELDS`; NaN where they are not known.
-    weighted : bool
-        Whether tokens stand for unlike numbers of tokens, so that shares weigh them.
-    bootstrap_seed : int
-        Seed of the intervals' random numbers.
-    """
+    counts: Floats = field(repr=False)  # `deltad.tally.FIELDS` by seed; NaN where not known
+    weighted: bool = False  # whether tokens stand for unlike numbers of tokens: shares weigh them
+    bootstrap_seed: int = 0  # of the intervals' random numbers
 
-    counts: Floats = field(repr=False)
-    weighted: bool = False
-    bootstrap_seed: int = 0
+    tokens = _total("tokens", "All of them.")
+    undetermined = _total("undetermined", "Those whose |ΔD| is below the bound on its error.")
+    determined = _total("determined", "Those whose ΔD has a sign: what shares are of.")
+    increase = _total("increase", "Of the determined those with ΔD > 0.")
 
     def by_seed(self, name: str) -> Floats:
         """One of the `FIELDS`, shape (seed,)."""
@@ -132,29 +127,9 @@ class Tokens:
         return None if math.isnan(found) else round(found)
 
     @property
-    def tokens(self) -> int | None:
-        """All of them."""
-        return self.total("tokens")
-
-    @property
-    def undetermined(self) -> int | None:
-        """Those whose |ΔD| is below the bound on its error."""
-        return self.total("undetermined")
-
-    @property
     def bounded(self) -> int:
-        """Those of which such a bound was recorded."""
+        """Those of which a bound on the error of ΔD was recorded."""
         return self.total("bounded") or 0
-
-    @property
-    def determined(self) -> int | None:
-        """Those whose ΔD has a sign: what shares are of."""
-        return self.total("determined")
-
-    @property
-    def increase(self) -> int | None:
-        """Of the determined those with ΔD > 0."""
-        return self.total("increase")
 
     @cached_property
     def increases(self) -> Estimate:
@@ -175,7 +150,7 @@ class Tokens:
     def share(self, name: str) -> Estimate:
         """Share of the determined that `increase` or `decrease` counts, weighted where need be."""
         names = (f"weight_{name}", "weight") if self.weighted else (name, "determined")
-        part, whole = (self.by_seed(each) for each in names)
+        part, whole = map(self.by_seed, names)
         return Estimate(part, whole, self.bootstrap_seed)
 
     def __str__(self) -> str:
@@ -188,20 +163,9 @@ class Tokens:
 class Kept(Tokens):
     """The disagreement tokens that one criterion keeps; of one seed its rates are that seed's."""
 
-    @property
-    def kept(self) -> int | None:
-        """How many there are."""
-        return self.tokens
-
-    @property
-    def unsafe(self) -> int | None:
-        """Of the determined those with ΔD > 0."""
-        return self.increase
-
-    @property
-    def contracting(self) -> int | None:
-        """Of the determined those with ΔD < 0."""
-        return self.total("decrease")
+    kept = _total("tokens", "How many there are.")
+    unsafe = _total("increase", "Of the determined those with ΔD > 0.")
+    contracting = _total("decrease", "Of the determined those with ΔD < 0.")
 
     @property
     def rates(self) -> Floats:
@@ -248,64 +212,49 @@ class Kept(Tokens):
 class Pair:
     """Two criteria on some tokens, seed by seed.
 
-    Attributes
-    ----------
-    question : Question
-        What was asked, its protocol settled.
-    seeds : tuple of int
-        In ascending order.
-    seen, unknown : ndarray of float64, shape (seed,)
-        Tokens looked at, stored or not; rows whose D is not known, which are in no set.
-    sets : mapping of str to ndarray, shape (seed, field)
-        By `deltad.tally.SETS`. Under `own` counted in the criterion's arm, but for what the
-        baseline keeps.
-    weighted, bootstrap_seed
-        As of `Tokens`.
-    delta_d : mapping of str to ndarray, shape (token,)
-        By side: ΔD of the disagreement tokens that it keeps, all seeds.
+    `sets`, by `deltad.tally.SETS`, are counts of shape (seed, field): under `own` those of the
+    criterion's arm, but for what the baseline keeps.
     """
 
-    question: Question
-    seeds: tuple[int, ...]
-    seen: Floats = field(repr=False)
-    unknown: Floats = field(repr=False)
+    question: Question  # its protocol settled
+    seeds: tuple[int, ...]  # ascending
+    seen: Floats = field(repr=False)  # shape (seed,): tokens looked at, stored or not
+    unknown: Floats = field(repr=False)  # rows whose D is not known, which are in no set
     sets: Mapping[str, Floats] = field(repr=False)
     weighted: bool = False
     bootstrap_seed: int = 0
     delta_d: Mapping[str, Floats] = field(default_factory=dict, repr=False)
+    """By side: ΔD of the disagreement tokens that it keeps, all seeds."""
 
     @cached_property
     def outside(self) -> Tokens:
         """All tokens outside the region."""
-        return self._set("outside")
+        return self._counted(Tokens, "outside")
 
     @cached_property
     def disagreement(self) -> Tokens:
         """Tokens outside that exactly one of the two masks."""
-        return self._set("disagreement")
+        return self._counted(Tokens, "disagreement")
 
     @cached_property
     def criterion(self) -> Kept:
         """What the criterion keeps of the disagreement set."""
-        return self._kept("criterion")
+        return self._counted(Kept, "criterion_kept")
 
     @cached_property
     def baseline(self) -> Kept:
         """What the baseline keeps of it."""
-        return self._kept("baseline")
+        return self._counted(Kept, "baseline_kept")
 
     @cached_property
     def paired(self) -> Paired:
         """Both unsafe-keep rates compared within seeds."""
-        return statistics.compare_paired(
-            self.criterion.rates, self.baseline.rates, bootstrap_seed=self.bootstrap_seed
-        )
+        return self._paired("increase")
 
     @cached_property
     def paired_contracting(self) -> Paired:
         """Both contracting fractions compared within seeds."""
-        ours, theirs = (each.contractions.by_seed for each in (self.criterion, self.baseline))
-        return statistics.compare_paired(ours, theirs, bootstrap_seed=self.bootstrap_seed)
+        return self._paired("decrease")
 
     @cached_property
     def pooled_unsafe(self) -> PooledDifference:
@@ -339,51 +288,42 @@ class Pair:
     @property
     def by_seed(self) -> tuple[Pair, ...]:
         """Each seed alone."""
-        return tuple(
-            Pair(
-                self.question,
-                (seed,),
-                self.seen[at : at + 1],
-                self.unknown[at : at + 1],
-                {name: counts[at : at + 1] for name, counts in self.sets.items()},
-                self.weighted,
-                self.bootstrap_seed,
+
+        def one(at: int) -> Pair:
+            """One seed."""
+            here = slice(at, at + 1)
+            numbers = self.seen[here], self.unknown[here], some(self.sets, here)
+            return Pair(
+                self.question, self.seeds[here], *numbers, self.weighted, self.bootstrap_seed
             )
-            for at, seed in enumerate(self.seeds)
-        )
+
+        return tuple(map(one, range(len(self.seeds))))
 
     def accuracy(self, side: str, within: str = "outside") -> Estimate:
         """Share of the determined tokens whose sign of ΔD one criterion predicted.
 
-        Parameters
-        ----------
-        side : {"criterion", "baseline"}
-            Keeping a token predicts ΔD ≤ 0, masking it ΔD > 0.
-        within : {"outside", "disagreement"}
-            Which tokens; in disagreement the two criteria's shares add up to 1.
-
-        Returns
-        -------
-        Estimate
-            Over nothing under `own`, where a masked token has no update of its own to be judged
-            by.
+        Keeping a token predicts ΔD ≤ 0, masking it ΔD > 0; in disagreement the shares of both
+        sides add up to 1. Over nothing under `own`, where a masked token has no update of its own.
         """
-        whole = self.disagreement if within == "disagreement" else self.outside
-        name = f"{side}_right_apart" if within == "disagreement" else f"{side}_right"
-        right = self._set(name)
-        key = "weight" if self.weighted else "determined"
         if self.question.protocol == OWN:
             nothing = np.zeros(len(self.seeds))
             return Estimate(nothing, nothing, self.bootstrap_seed)
+        name = f"{side}_right_apart" if within == "disagreement" else f"{side}_right"
+        right, whole = (self._counted(Tokens, each) for each in (name, within))
+        key = "weight" if self.weighted else "determined"
         return Estimate(right.by_seed(key), whole.by_seed(key), self.bootstrap_seed)
 
-    def _set(self, name: str) -> Tokens:
-        return Tokens(self.sets[name], self.weighted, self.bootstrap_seed)
+    def _counted(self, kind: type[Counted], name: str) -> Counted:
+        """The counts of one of the sets."""
+        return kind(self.sets[name], self.weighted, self.bootstrap_seed)
 
-    def _kept(self, side: str) -> Kept:
-        return Kept(self.sets[f"{side}_kept"], self.weighted, self.bootstrap_seed)
+    def _paired(self, name: str) -> Paired:
+        """A share of both sides, seed by seed."""
+        ours, theirs = (each.share(name).by_seed for each in (self.criterion, self.baseline))
+        return statistics.compare_paired(ours, theirs, bootstrap_seed=self.bootstrap_seed)
 
     def _pooled(self, name: str) -> PooledDifference:
+        """A share of both sides, all seeds together."""
         ours, theirs = (each.share(name) for each in (self.criterion, self.baseline))
         return statistics.pooled_difference(
             (ours.parts, ours.wholes), (theirs.parts, theirs.wholes)
@@ -401,72 +341,65 @@ def pair_of(
     weighted: bool = False,
     bootstrap_seed: int = 0,
 ) -> Pair:
-    """Count a pair of criteria in what was read, every seed of the criterion's arm.
+    """Count a pair of criteria, by their places among the rules asked, in what was read.
 
-    `criterion` and `baseline` are places among the rules that were asked; `rows` says which of
-    the tokens outside are counted, by arm and seed. QuestionError where the two arms do not hold
-    the same tokens in disagreement.
+    `read` is what `reading.read` gave, of at least the question's arms; `rows` are, by arm and
+    seed, which of the tokens outside, all by default. Every seed of the criterion's arm is
+    counted; arms that do not hold the same tokens in disagreement are a QuestionError.
     """
-    own = resolved.question.protocol == OWN
     ours, theirs = resolved.criterion_arm, resolved.baseline_arm
     seeds = sorted(seed for arm, seed in read if arm == ours)
-    counts: dict[str, list[Floats]] = {name: [] for name in SETS}
+    counts: list[dict[str, Floats]] = []
     kept: dict[str, list[Floats]] = {side: [np.empty(0)] for side in SIDES}
-    seen, unknown = [], []
     for seed in seeds:
         found: dict[str, dict[str, Floats]] = {}
         for side, arm in zip(SIDES, (ours, theirs), strict=True):
             outside = read[arm, seed][point]
             chosen = outside if rows is None else outside[rows[arm, seed]]
             keep = {"criterion": chosen.keep[criterion], "baseline": chosen.keep[baseline]}
-            if arm not in found:
-                found[arm] = count_pair(chosen.judged, keep["criterion"], keep["baseline"])
-                kept_apart, found[arm]["outside"] = found[arm]["outside"], _totals(chosen)
-                if not np.array_equal(kept_apart, found[arm]["outside"]):
-                    # Of the tokens that both decide alike, only the totals were kept.
-                    found[arm] |= {f"{each}_right": np.full(len(FIELDS), np.nan) for each in SIDES}
             mine = keep[side] & (keep["criterion"] != keep["baseline"])
             kept[side].append(chosen.judged.delta_d[mine])
+            if arm not in found:
+                found[arm] = _counts(chosen, **keep)
         _check_alike(found, resolved, seed)
-        if own:
-            found[ours]["baseline_kept"] = found[theirs]["baseline_kept"]
-        for name, each in found[ours].items():
-            counts[name].append(each)
-        seen.append(read[ours, seed][point].seen)
-        unknown.append(read[ours, seed][point].unknown)
+        counts.append(found[ours])
+        if resolved.question.protocol == OWN:
+            counts[-1]["baseline_kept"] = found[theirs]["baseline_kept"]
+    every = [read[ours, seed][point] for seed in seeds]
     return Pair(
         resolved.question,
         tuple(seeds),
-        np.array(seen, float),
-        np.array(unknown, float),
-        {name: np.array(each).reshape(-1, len(FIELDS)) for name, each in counts.items()},
+        np.array([each.seen for each in every], float),
+        np.array([each.unknown for each in every], float),
+        {name: np.array([each[name] for each in counts]).reshape(-1, len(FIELDS)) for name in SETS},
         weighted,
         bootstrap_seed,
         {side: np.concatenate(each) for side, each in kept.items()},
     )
 
 
-def _totals(outside: Outside) -> Floats:
-    """Counts of all tokens outside, NaN as far as they are not known."""
-    totals = outside.totals.copy()
+def _counts(outside: Outside, criterion: Bools, baseline: Bools) -> dict[str, Floats]:
+    """Counts of every set, NaN as far as they are not known."""
+    found, totals = count_pair(outside.judged, criterion, baseline), outside.totals.copy()
     if outside.stored is not None:  # of the others only the number
         totals[:] = np.nan
         totals[0] = outside.stored
     if outside.rows and outside.unknown == outside.rows:
         totals[:] = np.nan
-    return totals
+    if not np.array_equal(found["outside"], totals):
+        # Of the tokens that both decide alike, only the totals were kept.
+        found |= {f"{side}_right": np.full(len(FIELDS), np.nan) for side in SIDES}
+    return {**found, "outside": totals}
 
 
 def _check_alike(found: Mapping[str, Mapping[str, Floats]], resolved: Resolved, seed: int) -> None:
     """Both arms hold the same tokens, so what the two keep is the disagreement set."""
-    whole, ours, theirs = (
-        int(found[resolved.criterion_arm]["disagreement"][0]),
-        int(found[resolved.criterion_arm]["criterion_kept"][0]),
-        int(found[resolved.baseline_arm]["baseline_kept"][0]),
-    )
+    arms = resolved.criterion_arm, resolved.baseline_arm
+    whole = int(found[arms[0]]["disagreement"][0])
+    ours, theirs = (int(found[a][f"{side}_kept"][0]) for a, side in zip(arms, SIDES, strict=True))
     if ours + theirs != whole:
         raise QuestionError(
-            f"in seed {seed} the arms {resolved.criterion_arm} and {resolved.baseline_arm} do not "
+            f"in seed {seed} the arms {arms[0]} and {arms[1]} do not "
             f"hold the same tokens: {whole} are in disagreement in the first, of which it keeps "
             f"{ours}, and the other keeps {theirs}; run `deltad check`"
         )

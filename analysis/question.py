@@ -129,17 +129,17 @@ class Question:
         """
         asked = self if self.protocol else replace(self, protocol=_default_protocol(dump))
         if asked.protocol == OWN:
-            arms = tuple(_arm_of(dump, each, asked) for each in asked.rules)
+            resolved = Resolved(asked, *(_arm_of(dump, each, asked) for each in asked.rules))
         else:
             arm = asked.protocol.removeprefix(SHARED)
             if arm not in dump.arms:
                 raise QuestionError(f"there is no arm {arm!r} in {dump.path}: {_listed(dump)}")
-            arms = (arm, arm)
-        resolved = Resolved(asked, arms[0], arms[1])
+            resolved = Resolved(asked, arm, arm)
         _check_seeds(dump, resolved)
         for arm in resolved.arms:
-            check_readings(dump, arm, needs)
-            check_stored(dump, arm, asked, disagreement_only=disagreement_only)
+            _check_read(dump, arm, needs)
+            for part in dump.files(arm):
+                _check_stored(part, asked, disagreement_only)
             for each in asked.rules:
                 check_rule(dump, arm, each)
         return resolved
@@ -147,19 +147,11 @@ class Question:
 
 @dataclass(frozen=True)
 class Resolved:
-    """A question that one dump can answer.
+    """A question that one dump can answer."""
 
-    Attributes
-    ----------
-    question : Question
-        With the protocol filled in.
-    criterion_arm, baseline_arm : str
-        Whose update judges the tokens that each keeps; the same arm when shared.
-    """
-
-    question: Question
-    criterion_arm: str
-    baseline_arm: str
+    question: Question  # with the protocol filled in
+    criterion_arm: str  # whose update judges the tokens that the criterion keeps
+    baseline_arm: str  # the same for the baseline, and the same arm when shared
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -168,26 +160,19 @@ class Resolved:
 
 
 def answerable_protocols(
-    dump: Dump,
-    question: Question,
-    names: Sequence[str] = (),
-    *,
-    needs: Collection[str] = BOTH,
-    disagreement_only: bool = False,
+    dump: Dump, question: Question, names: Sequence[str] = (), **how: Any
 ) -> tuple[dict[str, Resolved], dict[str, str]]:
-    """Resolve a question under every protocol that a dump can answer, or under those named.
+    """Every protocol (of those named) that a dump can answer, and why it cannot answer the others.
 
     By default `shared:none` and `own` come first, then the other arms, never `shared:zero-step`,
-    whose ΔD is 0 by construction. Also gives what was tried in vain, and why; an error where
-    nothing is left.
+    whose ΔD is 0 by construction; `how` is as `Question.resolve` takes it, and so are the errors
+    where no protocol is left.
     """
     others = [arm for arm in dump.arms if arm not in (NONE.name, ZERO_STEP)]
     first = [SHARED + NONE.name] if NONE.name in dump.arms else []
-    candidates = names or [*first, OWN, *(SHARED + arm for arm in others)]
-    how: dict[str, Any] = {"needs": needs, "disagreement_only": disagreement_only}
     found: dict[str, Resolved] = {}
     refused: dict[str, str] = {}
-    for protocol in dict.fromkeys(candidates):
+    for protocol in dict.fromkeys(names or [*first, OWN, *(SHARED + arm for arm in others)]):
         try:
             found[protocol] = replace(question, protocol=protocol).resolve(dump, **how)
         except (QuestionError, CriterionError) as error:
@@ -205,23 +190,21 @@ def comparable(
     *,
     needs: Collection[str] = BOTH,
 ) -> tuple[dict[str, Resolved], dict[str, str]]:
-    """Find the criteria that a dump can answer for, each against the question's baseline.
+    """Criteria by name that a dump can answer for, each against the baseline, which comes first.
 
-    By default every built-in one that the region's divergence allows; the baseline comes first.
-    Also gives those of the default that the dump cannot answer for, and why; of those asked for
-    by name, that is an error.
+    By default all built-in ones that the region's divergence allows; which of these the dump
+    cannot answer for comes second, and why. One that is asked for by name raises instead, as
+    `Question.resolve` does.
     """
     base = replace(question, criterion=question.baseline).resolve(dump, needs=needs)
     resolved = {base.question.names[0]: base}
     refused: dict[str, str] = {}
     asked = criteria or [
-        name
-        for name, each in RULES.items()
+        each
+        for each in RULES.values()
         if each is not NONE and each.family in (None, question.divergence)
     ]
-    distinct([base.question.rules[0], *map(rule, asked)])
-    for each in asked:
-        name = rule(each).name
+    for name, each in distinct([base.question.rules[0], *map(rule, asked)]).items():
         if name in resolved:
             continue
         try:
@@ -247,13 +230,12 @@ def arms_of(resolved: dict[str, Resolved]) -> tuple[str, ...]:
 def check_rule(dump: Dump, arm: str, needed: Rule) -> None:
     """Refuse a rule that needs columns, or whole responses, that an arm was recorded without."""
     check_columns(dump, arm, needed.columns, f"criterion {needed.name}")
-    if needed.scope == "sequence":
-        for part in dump.files(arm):
-            if part.metadata.stored_above is not None:
-                raise QuestionError(
-                    f"criterion {needed.name} judges whole responses, and {part.path} stores only "
-                    "some of their tokens: record all"
-                )
+    for part in dump.files(arm) if needed.scope == "sequence" else ():
+        if part.metadata.stored_above is not None:
+            raise QuestionError(
+                f"criterion {needed.name} judges whole responses, and {part.path} stores only "
+                "some of their tokens: record all"
+            )
 
 
 def check_columns(dump: Dump, arm: str, columns: Collection[str], who: str) -> None:
@@ -269,8 +251,23 @@ def check_columns(dump: Dump, arm: str, columns: Collection[str], who: str) -> N
             )
 
 
-def check_readings(dump: Dump, arm: str, needs: Collection[str]) -> None:
-    """Refuse what needs log-probs of the policy, "pre" or "post", that an arm does not have."""
+def unjudged(dump: Dump, arms: Collection[str]) -> str:
+    """Why ΔD cannot be told under some arms, empty where it can."""
+    try:
+        for arm in arms:
+            _check_read(dump, arm, BOTH)
+    except QuestionError as error:
+        return str(error)
+    return ""
+
+
+def recorded_share(dump: Dump) -> float:
+    """Share of the sequences that a dump recorded, the least of its files; 1 for all."""
+    return min(float((part.metadata.sampling or {}).get("sequences", 1.0)) for part in dump.parts)
+
+
+def _check_read(dump: Dump, arm: str, needs: Collection[str]) -> None:
+    """Refuse what needs log-probs of the policy ("pre", "post") that an arm has not."""
     missing = set(needs) - dump.readings(arm)
     for reading, what, when in (
         ("pre", "D, Ḋ and every mask need", "before"),
@@ -284,52 +281,36 @@ def check_readings(dump: Dump, arm: str, needs: Collection[str]) -> None:
             )
 
 
-def unjudged(dump: Dump, arms: Collection[str]) -> str:
-    """Why ΔD cannot be told under some arms, empty where it can; see `check_readings`."""
-    try:
-        for arm in arms:
-            check_readings(dump, arm, BOTH)
-    except QuestionError as error:
-        return str(error)
-    return ""
-
-
-def check_stored(dump: Dump, arm: str, question: Question, *, disagreement_only: bool) -> None:
-    """Refuse a question about tokens or top-K log-probs that were not stored."""
-    for part in dump.files(arm):
-        for what, divergence, least, remedy in _bounds(part):
-            if divergence != question.divergence:
-                raise QuestionError(
-                    f"{part.path} {what}, which does not bound the divergence "
-                    f"{question.divergence}: ask for {divergence}, or {remedy}"
-                )
-            if question.threshold < least:
-                raise QuestionError(
-                    f"{part.path} {what}, and the threshold {question.threshold:g} asks for "
-                    f"more: ask for {least:g} or more, or {remedy}"
-                )
-        pair = part.metadata.stored_pair
-        if pair is None:
-            continue
-        where = (
-            f"{part.path} stores only tokens with {pair.divergence} above {pair.threshold:g} that "
-            f"exactly one of {pair.criterion} and {pair.baseline} masks"
-        )
-        if not disagreement_only:
+def _check_stored(part: PartFile, question: Question, disagreement_only: bool) -> None:
+    """Refuse a question about tokens or top-K log-probs that a file does not store."""
+    for what, divergence, least, remedy in _bounds(part):
+        if divergence != question.divergence:
             raise QuestionError(
-                f"{where}, and this needs every token outside: record those, with "
-                "`--store outside` or keep='outside'"
+                f"{part.path} {what}, which does not bound the divergence "
+                f"{question.divergence}: ask for {divergence}, or {remedy}"
             )
-        if not pair.answers(StoredPair(question.divergence, question.threshold, *question.names)):
+        if question.threshold < least:
             raise QuestionError(
-                f"{where}, and the question is about {' and '.join(question.names)} at "
-                f"{question.divergence} {question.threshold:g}: ask that pair there, or record more"
-            )  # fmt: skip
-
-
-def recorded_share(dump: Dump) -> float:
-    """Share of the sequences that a dump recorded, the least of its files; 1 for all."""
-    return min(float((part.metadata.sampling or {}).get("sequences", 1.0)) for part in dump.parts)
+                f"{part.path} {what}, and the threshold {question.threshold:g} asks for "
+                f"more: ask for {least:g} or more, or {remedy}"
+            )
+    pair = part.metadata.stored_pair
+    if pair is None:
+        return
+    where = (
+        f"{part.path} stores only tokens with {pair.divergence} above {pair.threshold:g} that "
+        f"exactly one of {pair.criterion} and {pair.baseline} masks"
+    )
+    if not disagreement_only:
+        raise QuestionError(
+            f"{where}, and this needs every token outside: record those, with "
+            "`--store outside` or keep='outside'"
+        )
+    if not pair.answers(StoredPair(question.divergence, question.threshold, *question.names)):
+        raise QuestionError(
+            f"{where}, and the question is about {' and '.join(question.names)} at "
+            f"{question.divergence} {question.threshold:g}: ask that pair there, or record more"
+        )
 
 
 def _bounds(part: PartFile) -> Iterator[tuple[str, str, float, str]]:
@@ -348,15 +329,18 @@ def _bounds(part: PartFile) -> Iterator[tuple[str, str, float, str]]:
 
 def _default_protocol(dump: Dump) -> str:
     """`shared:none`, or the only arm there is besides `zero-step`."""
-    real = [arm for arm in dump.arms if arm != ZERO_STEP]
-    if NONE.name in real:
-        return SHARED + NONE.name
-    if len(real) == 1:
-        return SHARED + real[0]
+    real = _real_arms(dump)
+    if NONE.name in real or len(real) == 1:
+        return SHARED + (NONE.name if NONE.name in real else real[0])
     raise QuestionError(
         f"{dump.path} has no arm `none`, so `--protocol` must say which update ΔD is measured "
         f"under: {_listed(dump)}"
     )
+
+
+def _real_arms(dump: Dump) -> list[str]:
+    """Arms whose update moved the policy."""
+    return [arm for arm in dump.arms if arm != ZERO_STEP]
 
 
 def _listed(dump: Dump) -> str:
@@ -366,7 +350,7 @@ def _listed(dump: Dump) -> str:
 
 def _arm_of(dump: Dump, applied: Rule, question: Question) -> str:
     """The arm whose recorded update applied this rule's mask, as the question has it."""
-    real = [arm for arm in dump.arms if arm != ZERO_STEP]
+    real = _real_arms(dump)
     matching = [
         arm
         for arm in real
@@ -382,7 +366,12 @@ def _arm_of(dump: Dump, applied: Rule, question: Question) -> str:
             f"`--protocol own` needs one arm that applied {wanted}, but "
             f"{', '.join(matching)} of {dump.path} all did: name one by `shared:`"
         )
-    recorded = "; ".join(f"arm {arm} recorded {_described(dump.metadata(arm))}" for arm in real)
+    recorded = "; ".join(
+        "arm {} recorded mask {}, threshold {}, {}".format(
+            arm, *map(dump.metadata(arm).update.get, ("mask", "threshold", "divergence"))
+        )
+        for arm in real
+    )
     raise QuestionError(
         f"`--protocol own` needs an arm whose update was made with {wanted}; "
         f"in {dump.path} {recorded}"
@@ -392,21 +381,18 @@ def _arm_of(dump: Dump, applied: Rule, question: Question) -> str:
 def _is_update(metadata: Metadata, applied: Rule, question: Question) -> bool:
     """Whether a recorded update masked as the rule does under the question's region."""
     update = metadata.update
-    if update.get("mask") != applied.name:
-        return False
-    if applied.reads_divergence and update.get("divergence") != question.divergence:
-        return False
     given = update.get("threshold")
-    return not applied.reads_threshold or (
-        isinstance(given, int | float)
-        and math.isclose(given, question.threshold, rel_tol=1e-12, abs_tol=0.0)
+    return (
+        update.get("mask") == applied.name
+        and (not applied.reads_divergence or update.get("divergence") == question.divergence)
+        and (
+            not applied.reads_threshold
+            or (
+                isinstance(given, int | float)
+                and math.isclose(given, question.threshold, rel_tol=1e-12, abs_tol=0.0)
+            )
+        )
     )
-
-
-def _described(metadata: Metadata) -> str:
-    """What an arm recorded of its update, for error messages."""
-    found = [metadata.update.get(name) for name in ("mask", "threshold", "divergence")]
-    return f"mask {found[0]}, threshold {found[1]}, {found[2]}"
 
 
 def _check_seeds(dump: Dump, resolved: Resolved) -> None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from deltad._checks import printable
@@ -37,13 +36,11 @@ DASH: Final = "–"
 WIDTH: Final = 80
 """Columns of text where the terminal does not say."""
 
-ENDINGS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        ".txt": "text", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv",
-        ".tsv": "tsv", ".md": "markdown", ".tex": "latex", ".html": "html",
-        ".parquet": "parquet", ".png": "png", ".pdf": "pdf", ".svg": "svg",
-    }
-)  # fmt: skip
+ENDINGS: Final[Mapping[str, str]] = {
+    ".txt": "text", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv",
+    ".tsv": "tsv", ".md": "markdown", ".tex": "latex", ".html": "html", ".parquet": "parquet",
+    ".png": "png", ".pdf": "pdf", ".svg": "svg",
+}  # fmt: skip
 """The form that a file's ending stands for."""
 
 FIGURES: Final = "deltad.analysis.figures"
@@ -204,9 +201,7 @@ class Result(ABC):
         QuestionError
             An ending that stands for none.
         """
-        form = form_of(path)
-        with Path(path).open("wb") as file:
-            file.write(self.form(form))
+        Path(path).write_bytes(self.form(form_of(path)))
 
     def form(self, name: str, **how: Any) -> bytes:
         """One of the forms; `how` goes to `text`."""
@@ -244,29 +239,30 @@ def as_html(parts: Iterable[str | Table]) -> str:
     """
     from html import escape  # slow to import
 
-    cell = "padding:.2em 1.2em .2em 0;vertical-align:top;border:0;background:none;white-space:pre;"
+    style = "padding:.2em 1.2em .2em 0;vertical-align:top;border:0;background:none;white-space:pre;"
+
+    def row(tag: str, cells: Iterable[str]) -> str:
+        """One line of a table, the first cell to the left."""
+        line = ";border-bottom:1px solid currentColor" if tag == "th" else ""
+        made = (
+            f'<{tag} style="{style}font-weight:normal;text-align:{"right" if place else "left"}'
+            f'{line}">{escape(_printable(words))}</{tag}>'
+            for place, words in enumerate(cells)
+        )
+        return f"<tr>{''.join(made)}</tr>"
+
     found = []
     for at, part in enumerate(parts):
-        if isinstance(part, str):
-            weight = "" if at else ";font-weight:600"
-            for line in map(_printable, part.split("\n")):
-                found.append(f'<p style="margin:.4em 0;max-width:60em{weight}">{escape(line)}</p>')
-            continue
-        rows = [
-            "<tr>"
-            + "".join(
-                f'<{tag} style="{cell}font-weight:normal;text-align:{"right" if place else "left"}'
-                f'{";border-bottom:1px solid currentColor" if tag == "th" else ""}">'
-                f"{escape(_printable(words))}</{tag}>"
-                for place, words in enumerate(cells)
+        if isinstance(part, Table):
+            body = "".join(row("td", cells) for cells in part.rows)
+            found.append(
+                '<table style="border-collapse:collapse;margin:.4em 0 .8em;font-variant-numeric:'
+                f'tabular-nums"><thead>{row("th", part.heads)}</thead><tbody>{body}</tbody></table>'
             )
-            + "</tr>"
-            for tag, cells in (("th", part.heads), *(("td", row) for row in part.rows))
-        ]
-        found.append(
-            '<table style="border-collapse:collapse;margin:.4em 0 .8em;font-variant-numeric:'
-            f'tabular-nums"><thead>{rows[0]}</thead><tbody>{"".join(rows[1:])}</tbody></table>'
-        )
+            continue
+        weight = "" if at else ";font-weight:600"
+        for line in map(_printable, part.split("\n")):
+            found.append(f'<p style="margin:.4em 0;max-width:60em{weight}">{escape(line)}</p>')
     return f'<div style="overflow-x:auto">{"".join(found)}</div>'
 
 
@@ -285,18 +281,10 @@ def _fitted(table: Table, limit: int) -> list[str]:
     heads = [_printable(head) for head in table.heads]
     rows = [[_printable(cell) for cell in row] for row in table.rows]
     widths = [
-        max(
-            max((len(row[at]) for row in rows), default=0),
-            max((len(word) for word in head.split(" ")), default=0),
-            min(12, len(head)),
-        )
+        max(min(12, len(head)), *map(len, head.split(" ")), *(len(row[at]) for row in rows))
         for at, head in enumerate(heads)
     ]
     folded = [_folded(head, max(1, width)) for head, width in zip(heads, widths, strict=True)]
-    widths = [
-        max(width, *(len(line) for line in head), 0)
-        for width, head in zip(widths, folded, strict=True)
-    ]
 
     def needed(places: Sequence[int]) -> int:
         """Characters of a line of some columns."""
@@ -312,17 +300,14 @@ def _fitted(table: Table, limit: int) -> list[str]:
         height = max(len(folded[at]) for at in block)
         stacked = [[""] * (height - len(folded[at])) + folded[at] for at in block]
         every = [*zip(*stacked, strict=True), *([row[at] for at in block] for row in rows)]
-        if lines:
-            lines.append("")
-        for number, cells in enumerate(every):
-            lines.append(
-                "  ".join(
-                    f"{cell:>{widths[at]}}" if place else f"{cell:<{widths[at]}}"
-                    for place, (at, cell) in enumerate(zip(block, cells, strict=True))
-                )
-            )
-            if number == height - 1:
-                lines.append("─" * needed(block))
+        padded = [
+            [cell.rjust(widths[at]) if place else cell.ljust(widths[at])
+             for place, (at, cell) in enumerate(zip(block, cells, strict=True))]
+            for cells in every
+        ]  # fmt: skip
+        texts = ["  ".join(cells) for cells in padded]
+        texts.insert(height, "─" * needed(block))
+        lines += [*([""] if lines else []), *texts]
     return lines
 
 
@@ -360,20 +345,15 @@ def without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _delimited(delimiter: str) -> Callable[[Mapping[str, Sequence[Any]]], bytes]:
+def _to_csv(columns: Mapping[str, Sequence[Any]], delimiter: str = ",") -> bytes:
     """CSV or TSV: every digit of a float, an empty field for what is not known."""
+    import csv
 
-    def write(columns: Mapping[str, Sequence[Any]]) -> bytes:
-        import csv
-
-        text = io.StringIO()
-        writer = csv.writer(text, delimiter=delimiter, lineterminator="\n")
-        writer.writerow(columns)
-        for row in zip(*columns.values(), strict=True):
-            writer.writerow([plain_cell(value) for value in row])
-        return text.getvalue().encode()
-
-    return write
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter=delimiter, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(map(plain_cell, row) for row in zip(*columns.values(), strict=True))
+    return text.getvalue().encode()
 
 
 def plain_cell(value: Any) -> Any:
@@ -393,19 +373,19 @@ def _to_markdown(columns: Mapping[str, Sequence[Any]]) -> bytes:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows).encode()
 
 
+_LATEX: Final = str.maketrans(
+    {each: f"\\{each}" for each in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"−": "$-$", DASH: "--", "Δ": r"$\Delta$"}
+)
+
+
 def _to_latex(columns: Mapping[str, Sequence[Any]]) -> bytes:
     """A LaTeX table for the package booktabs, floats to four digits."""
-    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    special |= {each: f"\\{each}" for each in "&%$#_{}"} | {
-        "−": "$-$",
-        DASH: "--",
-        "Δ": r"$\Delta$",
-    }
 
     def row(cells: Iterable[Any]) -> str:
         """One line of the table."""
-        escaped = ("".join(special.get(c, c) for c in printable(shown(cell))) for cell in cells)
-        return " & ".join(escaped) + r" \\"
+        return " & ".join(printable(shown(cell)).translate(_LATEX) for cell in cells) + r" \\"
 
     kinds = "".join(
         "l" if any(isinstance(value, str) for value in values) else "r"
@@ -427,14 +407,10 @@ def _to_parquet(columns: Mapping[str, Sequence[Any]]) -> bytes:
     return sink.getvalue()
 
 
-COLUMN_FORMS: Final[Mapping[str, Callable[[Mapping[str, Sequence[Any]]], bytes]]] = (
-    MappingProxyType(
-        {
-            "csv": _delimited(","), "tsv": _delimited("\t"), "markdown": _to_markdown,
-            "latex": _to_latex, "parquet": _to_parquet,
-        }
-    )
-)  # fmt: skip
+COLUMN_FORMS: Final[Mapping[str, Callable[[Mapping[str, Sequence[Any]]], bytes]]] = {
+    "csv": _to_csv, "tsv": partial(_to_csv, delimiter="\t"), "markdown": _to_markdown,
+    "latex": _to_latex, "parquet": _to_parquet,
+}  # fmt: skip
 """The forms of a file that has columns."""
 
 

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,32 +50,22 @@ _NOTHING: Final = -800.0  # e to this power is 0 in float64 too
 _Floats = NDArray[np.float32]
 
 
-@dataclass(frozen=True, eq=False)
-class _Policy:
-    """One policy in a block, in float32.
+class _Policy(NamedTuple):
+    """One policy in a block, in float32."""
 
-    Attributes
-    ----------
-    logprobs, probs : ndarray of float32, shape (token, topk)
-        At the listed ids.
-    alone, alone_prob : ndarray of float32, shape (token,)
-        Log-prob of the sampled token; its probability, and 0 where it is listed.
-    mass : ndarray of float32, shape (token,)
-        Σ of the probabilities.
-    lowest : float
-        Least log-prob of all.
-    """
-
-    logprobs: _Floats
+    logprobs: _Floats  # at the listed ids, shape (token, topk)
     probs: _Floats
-    alone: _Floats
-    alone_prob: _Floats
-    mass: _Floats
-    lowest: float
+    alone: _Floats  # log-prob of the sampled token, shape (token,)
+    alone_prob: _Floats  # its probability, and 0 where it is listed
+    mass: _Floats  # Σ of the probabilities
+    lowest: float  # least log-prob of all
 
 
 class Screen:
-    """Looks at blocks of one shape of lists; keeps its scratch arrays from block to block."""
+    """Looks at blocks of one shape of lists, those of a file, under a region's threshold.
+
+    Keeps its scratch arrays from block to block.
+    """
 
     def __init__(self, metadata: Metadata, region: Question) -> None:
         self._tolerance = metadata.logprob_tolerance
@@ -97,20 +85,23 @@ class Screen:
     def candidates(self, batch: Batch, rows: slice) -> NDArray[np.intp] | None:
         """Find the rows of a block that may lie outside: every token outside is among them.
 
-        The batch is unchecked, with ids, lists and scalars of the policies that were read. None
-        where a value may be impossible, or ids are padded: the block is to be checked in full.
+        Of an unchecked batch with ids, lists and scalars, `block_rows` rows at most. Gives places
+        in the batch, ascending: every token outside is among them. None where a value may be
+        impossible, or ids are padded: the block is to be checked in full.
         """
+        places = np.arange(rows.start, rows.stop)
         known = batch.vectors[rows]
+        chosen: NDArray[np.intp] | slice = rows  # which copies nothing
+        if not known.all():
+            chosen = places = places[known]
+        if not len(places):
+            return places
         with np.errstate(invalid="ignore", over="ignore"):
-            if known.all():
-                found = self._look(batch, rows)
-                return None if found is None else rows.start + found
-            places = np.asarray(rows.start + np.flatnonzero(known))
-            found = self._look(batch, places) if len(places) else places
-            return None if found is None else places[found]
+            found = self._look(batch, chosen)
+        return None if found is None else places[found]
 
-    def _look(self, batch: Batch, rows: NDArray[np.intp] | slice) -> NDArray[np.intp] | None:
-        """The same for rows that all have vectors, by their places among them."""
+    def _look(self, batch: Batch, rows: NDArray[np.intp] | slice) -> NDArray[Any] | None:
+        """The same for rows that all have vectors: which of them."""
         listed = self._listed(batch["topk_ids"][rows], batch["token_id"][rows])
         if listed is None:
             return None
@@ -127,8 +118,8 @@ class Screen:
             if len(policies) == 2 and self._bound is not None:
                 bound = self._bound(policies[0], found, self._scratch(2, found.logprobs.shape))
         if self._bound is None or len(policies) < 2:
-            return np.arange(len(policies[0].mass))
-        return np.flatnonzero(~(bound <= self._threshold))  # NaN may be anything
+            return np.ones(len(policies[0].mass), np.bool_)
+        return np.asarray(~(bound <= self._threshold))  # NaN may be anything
 
     def _listed(
         self, ids: NDArray[np.int32], token_id: NDArray[np.int32]
@@ -154,11 +145,7 @@ class Screen:
             np.equal(slots[turn * count :][: ids.size], slots[: ids.size], out=equal)
             if self._bytes.find(1, 0, ids.size) >= 0:  # faster than `any`
                 return None
-        np.equal(
-            slots[: ids.size].reshape(top_k, count),
-            token_id,
-            out=equal.reshape(top_k, count),
-        )
+        np.equal(slots[: ids.size].reshape(top_k, count), token_id, out=equal.reshape(top_k, count))
         slot, row = np.divmod(np.flatnonzero(equal), count)
         return row, row * top_k + slot
 
@@ -237,7 +224,5 @@ def _slack(width: int) -> float:
     return 2 * _UNIT * (width + 2)
 
 
-UPPER_BOUNDS: Final[Mapping[str, Callable[[Any, Any, Any], Any]]] = MappingProxyType(
-    {"kl": kl_bound, "tv": tv_bound}
-)
+UPPER_BOUNDS: Final[Mapping[str, Callable[..., _Floats]]] = {"kl": kl_bound, "tv": tv_bound}
 """Upper bounds in float32 by the divergence's name; without one, any token may be outside."""

@@ -7,8 +7,10 @@ where the dump itself is out of reach.
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
@@ -28,72 +30,40 @@ from .backends import Backend, Item, LocalBackend
 from .question import QuestionError
 from .reading import Ask, Outside
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Of the files; another number is refused."""
 
 METADATA_KEY: Final = b"deltad_shard"
 
-SCHEMA: Final = pa.schema(
-    [
-        pa.field("span", pa.int64(), nullable=False),
-        pa.field("point", pa.int64(), nullable=False),
-        pa.field("name", pa.string(), nullable=False),
-        pa.field("dtype", pa.string(), nullable=False),
-        pa.field("rows", pa.int64(), nullable=False),
-        pa.field("data", pa.large_binary(), nullable=False),
-    ]
-)
-"""One row per array: of which span and point, its name, type, first dimension and bytes."""
-
-_TYPES: Final = ("float64", "int64", "bool", "int32", "float32", "intp")
+_FIELDS: Final = {"span": pa.int64(), "point": pa.int64(), "arrays": pa.large_binary()}
+SCHEMA: Final = pa.schema([pa.field(*each, nullable=False) for each in _FIELDS.items()])
+"""One row per span and point, with what was read there as the bytes of NumPy's `.npz`."""
 
 
 class ShardWritten(Exception):  # noqa: N818
-    """Not an error: a share of the spans was read and written, so there is no table yet.
-
-    Attributes
-    ----------
-    spans : int
-        Of the dump, in all.
-    """
-
-    def __init__(self, spans: int) -> None:
-        super().__init__(f"a shard of {spans} spans was written")
-        self.spans = spans
+    """Not an error: a share of the spans was read and written, so there is no table yet."""
 
 
 class Share(NamedTuple):
-    """One of several equal parts of the spans: every `total`-th, from the `number`-th on.
-
-    Attributes
-    ----------
-    number, total : int
-        `number` of `total`, counted from 1.
-    """
+    """One of several equal parts of the spans: every `total`-th, from the `number`-th on."""
 
     number: int
     total: int
 
     @classmethod
     def parse(cls, text: str) -> Share:
-        """Read `I/N`.
-
-        Raises
-        ------
-        QuestionError
-            Not two whole numbers with 1 ≤ I ≤ N.
-        """
-        number, slash, total = text.partition("/")
-        whole = slash and text.isascii() and number.isdecimal() and total.isdecimal()
-        if not whole or len(text) > 20 or not 1 <= int(number) <= int(total):
+        """Read `I/N`; anything but two whole numbers with 1 ≤ I ≤ N is a QuestionError."""
+        found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+        share = cls(*map(int, found.groups())) if found else cls(0, 0)
+        if not 1 <= share.number <= share.total:
             raise QuestionError(f"a shard must be I/N with 1 ≤ I ≤ N, got {text[:40]!r}")
-        return cls(int(number), int(total))
+        return share
 
     def __str__(self) -> str:
         return f"{self.number}/{self.total}"
 
 
-class ShardWriter:
+class ShardWriter(Backend):
     """A backend that reads one share of the spans into a file and ends with `ShardWritten`.
 
     Parameters
@@ -118,40 +88,26 @@ class ShardWriter:
         """The share of the items."""
         return items[self._share.number - 1 :: self._share.total]
 
-    def map(
-        self,
-        function: Callable[[Any], Any],
-        items: Sequence[Any],
-        *,
-        progress: Callable[[Any], None] | None = None,
-    ) -> Iterator[Any]:
-        """Read the share and write it; see `Backend.map`.
-
-        Raises
-        ------
-        ShardWritten
-            When that is done.
-        """
-        mine = self.chosen(range(len(items)))
+    def map(self, function: Any, items: Sequence[Any], *, progress: Any = None) -> Iterator[Any]:
+        """Read the share and write it, then raise ShardWritten."""
         found = self._backend.map(function, self.chosen(items), progress=progress)
         rows = [
-            row
-            for at, points in zip(mine, found, strict=True)
+            {"span": at, "point": point, "arrays": _to_bytes(outside)}
+            for at, points in zip(self.chosen(range(len(items))), found, strict=True)
             for point, outside in enumerate(points)
-            for row in _rows(at, point, outside)
         ]
         described = {
             "format": FORMAT,
             "deltad": __version__,
             "share": list(self._share),
             "ask": _described(function),
-            "spans": [[each.part.arm, each.part.seed, each.rows] for each in items],
+            "spans": _spans(items),
             **_footers(self._dump),
         }
         table = pa.Table.from_pylist(rows, SCHEMA)
         table = table.replace_schema_metadata({METADATA_KEY: json.dumps(described)})
         pq.write_table(table, self._file, compression="zstd")
-        raise ShardWritten(len(items))
+        raise ShardWritten(f"{self._share} of {len(items)} spans")
 
 
 @dataclass(frozen=True)
@@ -163,7 +119,7 @@ class _Shard:
     outside: Mapping[int, Mapping[int, Outside]]
 
 
-class Shards:
+class Shards(Backend):
     """A backend that gives what shards hold, and the dump that their footers describe.
 
     Parameters
@@ -190,29 +146,16 @@ class Shards:
     def __init__(self, paths: Sequence[str | Path]) -> None:
         shards = [_read(path) for path in paths]
         _check_whole(shards)
-        first = shards[0]
-        self._said = first.said
+        self._said = shards[0].said
         self._found = {at: found for each in shards for at, found in each.outside.items()}
-        self.dump = _dump(first)
+        self.dump = _dump(shards[0])
 
     def chosen(self, items: Sequence[Item]) -> Sequence[Item]:
         """None: everything was read."""
         return items[:0]
 
-    def map(
-        self,
-        function: Callable[[Any], Any],
-        items: Sequence[Any],
-        *,
-        progress: Callable[[Any], None] | None = None,
-    ) -> Iterator[Any]:
-        """Give what was read of each span; see `Backend.map`.
-
-        Raises
-        ------
-        QuestionError
-            The shards were read for another question.
-        """
+    def map(self, function: Any, items: Sequence[Any], *, progress: Any = None) -> Iterator[Any]:
+        """Give what was read of each span; QuestionError where it was for another question."""
         asked, read = _described(function), self._said["ask"]
         if asked != read:
             unlike = [name for name in asked if asked[name] != read.get(name)]
@@ -221,12 +164,10 @@ class Shards:
                 "the shards were read for another question: give the command and the options that "
                 f"they were made with ({shorten('; '.join(said), 300, placeholder=' …')})"
             )
-        spans = [[each.part.arm, each.part.seed, each.rows] for each in items]
-        if spans != self._said["spans"]:
+        if _spans(items) != self._said["spans"]:
             raise QuestionError("the shards were read of other spans: read all of them anew")
         for at, item in enumerate(items):
-            points = self._found[at]
-            yield [points[point] for point in sorted(points)]
+            yield [outside for _, outside in sorted(self._found[at].items())]
             if progress is not None:
                 progress(item)
 
@@ -235,10 +176,9 @@ def _described(ask: Any) -> dict[str, Any]:
     """What was asked, in plain words."""
     if not isinstance(ask, Ask):
         raise QuestionError("this is not made of tokens outside, so it takes no shards")
-    region = ask.region
     return {
-        "threshold": region.threshold,
-        "divergence": region.divergence,
+        "threshold": ask.region.threshold,
+        "divergence": ask.region.divergence,
         "criteria": [each.name for each in ask.rules],
         "points": [list(each) for each in ask.points],
         "values": list(ask.values),
@@ -248,17 +188,28 @@ def _described(ask: Any) -> dict[str, Any]:
     }
 
 
+def _spans(items: Sequence[Any]) -> list[list[Any]]:
+    """What tells spans apart."""
+    return [[each.part.arm, each.part.seed, each.rows] for each in items]
+
+
+_PLAIN: Final = ("arm", "seed", "rank", "part", "rows")
+"""Attributes of a file that are written as they are."""
+
+
 def _footers(dump: Dump) -> dict[str, Any]:
     """A dump's footers, metadata that are alike once."""
     texts: dict[str, int] = {}
-    parts = []
-    for part in dump.parts:
-        at = texts.setdefault(part.metadata.to_json(), len(texts))
-        parts.append(
-            {**{key: getattr(part, key) for key in ("arm", "seed", "rank", "part", "rows")},
-             "path": str(part.path), "columns": list(part.columns), "groups": list(part.groups),
-             "metadata": at}
-        )  # fmt: skip
+    parts = [
+        {
+            **{name: getattr(part, name) for name in _PLAIN},
+            "path": str(part.path),
+            "columns": part.columns,
+            "groups": part.groups,
+            "metadata": texts.setdefault(part.metadata.to_json(), len(texts)),
+        }
+        for part in dump.parts
+    ]
     return {"run": str(dump.path), "parts": parts, "metadata": list(texts)}
 
 
@@ -269,21 +220,28 @@ def _dump(shard: _Shard) -> Dump:
         metadata = [Metadata.from_json(text, shard.path) for text in said["metadata"]]
         parts = [
             PartFile(
-                Path(each["path"]), str(each["arm"]), int(each["seed"]), int(each["rank"]),
-                int(each["part"]), int(each["rows"]), metadata[each["metadata"]],
-                tuple(each["columns"]), tuple(each["groups"]),
+                Path(each["path"]),
+                metadata=metadata[each["metadata"]],
+                columns=tuple(each["columns"]),
+                groups=tuple(each["groups"]),
+                **{name: each[name] for name in _PLAIN},
             )
             for each in said["parts"]
-        ]  # fmt: skip
+        ]
         return Dump(Path(said["run"]), tuple(parts))
-    except (*DAMAGE, TypeError, AttributeError, IndexError) as error:
-        raise DumpError(shard.path, f"is malformed ({type(error).__name__}: {error})") from error
+    except Exception as error:  # of many kinds
+        raise _malformed(shard.path, error) from error
 
 
-def _rows(span: int, point: int, outside: Outside) -> Iterator[dict[str, Any]]:
+def _malformed(file: Path, error: Exception) -> DumpError:
+    """A file that is a shard by its metadata, and does not hold what a shard holds."""
+    return DumpError(file, f"is malformed ({type(error).__name__}: {error})")
+
+
+def _to_bytes(outside: Outside) -> bytes:
     """The arrays of what was read of a span at a point."""
     stored = -1 if outside.stored is None else outside.stored
-    arrays: dict[str, NDArray[Any]] = {
+    arrays = {
         **{f"column {name}": values for name, values in outside.columns.items()},
         "keep": outside.keep,
         "totals": outside.totals,
@@ -292,11 +250,33 @@ def _rows(span: int, point: int, outside: Outside) -> Iterator[dict[str, Any]]:
         "weights": np.array(outside.weights, np.float64),
         "counts": np.array([outside.seen, outside.rows, outside.unknown, stored], np.int64),
     }
-    for name, values in arrays.items():
-        yield {
-            "span": span, "point": point, "name": name, "dtype": values.dtype.name,
-            "rows": len(values), "data": np.ascontiguousarray(values).tobytes(),
-        }  # fmt: skip
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def _from_bytes(data: bytes, rules: int) -> Outside:
+    """The same read back; raises ValueError for what reading never gives."""
+    with np.load(io.BytesIO(data)) as file:
+        arrays: dict[str, NDArray[Any]] = dict(file)
+    columns = {
+        name.removeprefix("column "): values
+        for name, values in arrays.items()
+        if name.startswith("column ")
+    }
+    keep, totals = arrays["keep"], arrays["totals"]
+    if len(keep) != rules or {keep[0].shape} != {each.shape for each in columns.values()}:
+        raise ValueError("arrays of unlike lengths")
+    seen, rows, unknown, stored = arrays["counts"].tolist()
+    if min(seen, rows, unknown) < 0 or totals[0] < keep.shape[1]:
+        raise ValueError("impossible counts")
+    if np.isinf(columns["delta_d"]).any() or not (columns["weight"] >= 1).all():
+        raise ValueError("an impossible ΔD or weight")
+    least, most = arrays["weights"].tolist()
+    return Outside(
+        columns, keep, totals, seen, rows, unknown, arrays["elsewhere"], arrays["soft"],
+        (least, most), None if stored < 0 else stored,
+    )  # fmt: skip
 
 
 def _read(path: str | Path) -> _Shard:
@@ -320,68 +300,29 @@ def _read(path: str | Path) -> _Shard:
         found = said.get("format") if isinstance(said, dict) else said
         raise DumpError(file, f"must be a shard of format {FORMAT}, found {found!r}")
     try:
-        arrays: dict[int, dict[int, dict[str, NDArray[Any]]]] = {}
-        for row in table.cast(SCHEMA).to_pylist():
-            if row["dtype"] not in _TYPES:
-                raise ValueError(f"an array is of type {row['dtype']}")
-            values = np.frombuffer(row["data"], row["dtype"])
-            if row["name"] in ("keep", "elsewhere"):
-                values = values.reshape(row["rows"], -1)
-            here = arrays.setdefault(row["span"], {}).setdefault(row["point"], {})
-            if row["name"] in here:
-                raise ValueError(f"span {row['span']} is there twice")
-            here[row["name"]] = values
         number, total = (int(each) for each in said["share"])
-        spans = range(len(said["spans"]))[number - 1 :: total]
-        if set(arrays) != set(spans):
-            raise ValueError("it does not hold its share of the spans")
         rules, points = len(said["ask"]["criteria"]), max(1, len(said["ask"]["points"]))
-        outside = {
-            at: {point: _outside(here, rules) for point, here in found.items()}
-            for at, found in arrays.items()
-        }
-        if any(set(found) != set(range(points)) for found in outside.values()):
+        outside: dict[int, dict[int, Outside]] = {}
+        for row in table.cast(SCHEMA).to_pylist():
+            here = outside.setdefault(row["span"], {})
+            if row["point"] in here:
+                raise ValueError(f"span {row['span']} is there twice")
+            here[row["point"]] = _from_bytes(row["arrays"], rules)
+        if outside.keys() != {*range(len(said["spans"]))[number - 1 :: total]}:
+            raise ValueError("it does not hold its share of the spans")
+        if any(found.keys() != {*range(points)} for found in outside.values()):
             raise ValueError("it does not hold every point of its spans")
-    except (*DAMAGE, TypeError, AttributeError) as error:
-        raise DumpError(file, f"is malformed ({type(error).__name__}: {error})") from error
+    except Exception as error:  # of many kinds
+        raise _malformed(file, error) from error
     return _Shard(file, said, outside)
-
-
-def _outside(arrays: Mapping[str, NDArray[Any]], rules: int) -> Outside:
-    """What a span's arrays hold; raises ValueError for what reading never gives."""
-    columns = {
-        name.removeprefix("column "): values
-        for name, values in arrays.items()
-        if name.startswith("column ")
-    }
-    keep, counts, weights = arrays["keep"], arrays["counts"], arrays["weights"]
-    size = keep.shape[1] if keep.size else 0
-    if len(keep) != rules or {len(each) for each in columns.values()} != {size}:
-        raise ValueError("arrays of unlike lengths")
-    if len(counts) != 4 or (counts[:3] < 0).any() or arrays["totals"][0] < size:
-        raise ValueError("impossible counts")
-    if np.isinf(columns["delta_d"]).any() or not (columns["weight"] >= 1).all():
-        raise ValueError("an impossible ΔD or weight")
-    return Outside(
-        columns,
-        keep.reshape(rules, size),
-        arrays["totals"],
-        int(counts[0]),
-        int(counts[1]),
-        int(counts[2]),
-        arrays["elsewhere"],
-        arrays["soft"],
-        (float(weights[0]), float(weights[1])),
-        None if counts[3] < 0 else int(counts[3]),
-    )
 
 
 def _check_whole(shards: Sequence[_Shard]) -> None:
     """Refuse shards that do not make up one table."""
     if not shards:
         raise QuestionError("name at least one shard")
-    known: dict[tuple[int, ...], _Shard] = {}
-    first = shards[0]
+    first, known = shards[0], dict[int, _Shard]()
+    total = first.said["share"][1]
     for each in shards:
         for what, keys in (
             ("versions of deltad", ("deltad",)),
@@ -390,18 +331,18 @@ def _check_whole(shards: Sequence[_Shard]) -> None:
         ):
             if any(each.said.get(key) != first.said.get(key) for key in keys):
                 raise QuestionError(f"{first.path} and {each.path} are of different {what}")
-        share = tuple(each.said["share"])
-        if share[1] != first.said["share"][1]:
+        number, of = each.said["share"]
+        if of != total:
             raise QuestionError(f"{first.path} and {each.path} are of different numbers of shards")
-        if share in known:
+        if number in known:
             raise QuestionError(
-                f"{known[share].path} and {each.path} are both shard {share[0]}/{share[1]}: give "
+                f"{known[number].path} and {each.path} are both shard {number}/{total}: give "
                 "each once"
             )
-        known[share] = each
-    total = first.said["share"][1]
-    missing = [number for number in range(1, total + 1) if (number, total) not in known]
+        known[number] = each
+    missing = [f"{at}/{total}" for at in range(1, total + 1) if at not in known]
     if missing:
-        named = ", ".join(f"{number}/{total}" for number in missing[:8])
         more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
-        raise QuestionError(f"missing are the shards {named}{more}: read each with `--shard`")
+        raise QuestionError(
+            f"missing are the shards {', '.join(missing[:8])}{more}: read each with `--shard`"
+        )

@@ -7,6 +7,7 @@ independent. An undefined statistic is NaN, never an exception or a warning.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -85,8 +86,8 @@ def t_band(values: ArrayLike) -> tuple[Floats, Floats, Floats]:
     numbers = np.asarray(values, dtype=np.float64)
     known = ~np.isnan(numbers)
     size = known.sum(axis=0)
-    total = np.where(known, numbers, 0.0).sum(axis=0)
-    middle = np.where(size, total / np.maximum(size, 1), np.nan)
+    with np.errstate(invalid="ignore"):  # over nothing
+        middle = np.where(known, numbers, 0.0).sum(axis=0) / size
     squares = np.where(known, numbers - middle, 0.0) ** 2
     free = np.maximum(size - 1, 1)
     reach = stdtrit(free, 0.975) * np.sqrt(squares.sum(axis=0) / free / np.maximum(size, 1))
@@ -157,10 +158,9 @@ def bootstrap_ratio(
     if np.all(np.abs(above - ratio * below) <= rounding * below.max()):
         return ratio, ratio
     rng = np.random.default_rng(seed)
-    step = max(1, _BLOCK // len(above))
     ratios = []
-    for start in range(0, resamples, step):
-        places = rng.integers(0, len(above), size=(min(step, resamples - start), len(above)))
+    for size in _blocks(resamples, len(above)):
+        places = rng.integers(0, len(above), size=(size, len(above)))
         total = below[places].sum(axis=1)
         ratios.append(above[places[total > 0]].sum(axis=1) / total[total > 0])
     drawn = np.concatenate(ratios)
@@ -475,11 +475,16 @@ def permutation_test(differences: ArrayLike, *, seed: int = 0, flips: int = FLIP
         return min(1.0, float(far / 2 ** (len(sizes) - 1)))
     rng = np.random.default_rng(seed)
     far = 0
-    step = max(1, _BLOCK // len(sizes))
-    for start in range(0, flips, step):
-        signs = rng.integers(0, 2, size=(min(step, flips - start), len(sizes)), dtype=np.int8)
+    for size in _blocks(flips, len(sizes)):
+        signs = rng.integers(0, 2, size=(size, len(sizes)), dtype=np.int8)
         far += int(np.count_nonzero(np.abs(2 * (signs @ sizes) - sizes.sum()) >= least))
     return (1 + far) / (1 + flips)
+
+
+def _blocks(draws: int, width: int) -> Iterator[int]:
+    """Sizes of the blocks in which so many draws, each of some random numbers, are made."""
+    step = max(1, _BLOCK // width)
+    return (min(step, draws - start) for start in range(0, draws, step))
 
 
 def _signed_sums(sizes: Floats) -> Floats:

@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
@@ -15,25 +15,21 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from deltad.divergence import TAILS
-from deltad.dumps import Batch, batch_tokens, scalar_tokens
-from deltad.masks import CRITERIA, CriterionError, Rule, RuleError, Tokens, rule
+from deltad.masks import CRITERIA, Rule, Tokens, rule
 
 from .backends import Progress, Span
 from .question import Question, QuestionError, check_rule
 from .reading import (
     Ask,
-    Context,
     checked_batches,
-    failed,
     recorded_columns,
-    recorded_tokens,
     seed_context,
     topk_columns,
     verify,
     with_verified,
 )
 from .result import Table, as_html, plain_cell, shown, title, without_nan
-from .values import NOISE, WEIGHT, some_tokens
+from .values import NOISE, WEIGHT, Block, Context, Known
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,45 +42,31 @@ FORMATS: Final = ("parquet", "csv", "tsv", "json")
 FIRST_ROWS: Final = 10
 """How many rows a notebook shows."""
 
-_BOTH: Final = ("d_pre", "d_post")
-
-Known = tuple[NDArray[Any], NDArray[np.bool_]]
-"""A column's values, and where they are known."""
-
 
 @dataclass(frozen=True)
 class TokenColumn:
-    """One column of the ΔD table.
-
-    Attributes
-    ----------
-    name, meaning : str
-        What stands in it, with its unit.
-    kind : pyarrow.DataType
-        Its type.
-    where : str
-        The column of a dump that it is copied from, or needs; empty for none.
-    """
+    """One column of the ΔD table."""
 
     name: str
     kind: pa.DataType
-    meaning: str
-    where: str = ""
+    meaning: str  # with its unit
+    where: str = ""  # column of a dump that it is copied from, or needs
 
 
-_COPIED: Final = (
-    TokenColumn("step", pa.int32(), "optimizer step within the seed", "step"),
-    TokenColumn("group", pa.int32(), "prompt", "group"),
-    TokenColumn("sequence", pa.int32(), "response, unique within seed and step", "sequence"),
-    TokenColumn("position", pa.int32(), "token within the response, from 0", "position"),
-    TokenColumn("token_id", pa.int32(), "sampled token k", "token_id"),
-    TokenColumn("token", pa.string(), "decoded text, where the dump has it", "token"),
-    TokenColumn("advantage", pa.float32(), "Â", "advantage"),
-    TokenColumn("in_loss", pa.bool_(), "its gradient took part in the applied update", "in_loss"),
-    TokenColumn(
-        WEIGHT, pa.float32(), "tokens that it stands for, where the dump has it", WEIGHT
-    ),
-)  # fmt: skip
+_COPIED: Final = tuple(
+    TokenColumn(name, kind, meaning, name)
+    for name, kind, meaning in (
+        ("step", pa.int32(), "optimizer step within the seed"),
+        ("group", pa.int32(), "prompt"),
+        ("sequence", pa.int32(), "response, unique within seed and step"),
+        ("position", pa.int32(), "token within the response, from 0"),
+        ("token_id", pa.int32(), "sampled token k"),
+        ("token", pa.string(), "decoded text, where the dump has it"),
+        ("advantage", pa.float32(), "Â"),
+        ("in_loss", pa.bool_(), "its gradient took part in the applied update"),
+        (WEIGHT, pa.float32(), "tokens that it stands for, where the dump has it"),
+    )
+)
 
 TOKEN_COLUMNS: Final = (
     TokenColumn("arm", pa.string(), "the update that D after is measured under"),
@@ -108,81 +90,6 @@ TOKEN_COLUMNS: Final = (
 stands before `outside`: true where the gradient passes. D, ΔD, Ḋ and decisions are NULL where
 they are unknown: in rows without top-K log-probs of which no D was recorded, `d_post` and ΔD also
 where the policy after the update was not read."""
-
-
-@dataclass(frozen=True, eq=False)
-class Block:
-    """Rows of a file, inside and outside.
-
-    Attributes
-    ----------
-    batch : Batch
-        The rows.
-    part : PartFile
-        Their file.
-    d_pre, d_post : ndarray of float64, shape (token,)
-        D before the update and after it; NaN where it is not known.
-    sets : sequence of (Tokens, ndarray of bool)
-        What rules see, in disjoint sets of rows.
-    """
-
-    batch: Batch
-    part: PartFile
-    d_pre: NDArray[np.float64]
-    d_post: NDArray[np.float64]
-    sets: Sequence[tuple[Tokens, NDArray[np.bool_]]]
-
-    @classmethod
-    def of_topk(cls, batch: Batch, part: PartFile, divergence: str) -> Block:
-        """Judge rows by their top-K log-probs."""
-        bare, nothing = ~batch.vectors, np.full(len(batch), np.nan)
-        d_pre, d_post = (batch.columns.get(name, nothing).astype(np.float64) for name in _BOTH)
-        sets = [(scalar_tokens(batch), bare)] if bare.any() else []
-        if not bare.all():
-            tokens = batch_tokens(batch, part.metadata)
-            d_pre[~bare] = tokens.divergence(divergence)
-            if "post_logprob" in batch.columns:
-                after = batch_tokens(batch, part.metadata, post=True)
-                d_post[~bare] = after.divergence(divergence)
-            sets.append((tokens, ~bare))
-        return cls(batch, part, d_pre, d_post, sets)
-
-    @classmethod
-    def recorded(cls, batch: Batch, part: PartFile, divergence: str) -> Block:
-        """Judge rows by their recorded D and Ḋ."""
-        tokens, nothing = recorded_tokens(batch, divergence), np.full(len(batch), np.nan)
-        d_pre, d_post = (batch.columns.get(name, nothing) for name in _BOTH)
-        unknown = np.isnan(d_pre)
-        sets = [(tokens, ~unknown)]
-        if unknown.any():
-            alone = replace(some_tokens(tokens, unknown), known={})
-            sets = [(some_tokens(tokens, ~unknown), ~unknown), (alone, unknown)]
-        return cls(batch, part, d_pre, d_post, sets)
-
-    def value(
-        self, compute: Callable[[Tokens], Any], dtype: Any = np.float64, needs: Collection[str] = ()
-    ) -> Known:
-        """A number of every row, unknown where a set of rows lacks what it needs."""
-        column, valid = np.zeros(len(self.batch), dtype), np.zeros(len(self.batch), np.bool_)
-        for tokens, rows in self.sets:
-            given = {name: self.batch[name][rows].astype(np.float64) for name in needs}
-            try:
-                values = np.asarray(compute(replace(tokens, columns=given) if given else tokens))
-            except RuleError as error:
-                places = np.flatnonzero(rows)
-                raise failed(error, self.part, self.batch, places) from error
-            except CriterionError:  # rows without top-K log-probs
-                continue
-            column[rows] = values
-            valid[rows] = ~np.isnan(values) if values.dtype.kind == "f" else True
-        return column, valid
-
-    def keep(self, each: Rule, question: Question, context: Context) -> Known:
-        """One rule's decisions."""
-        if each.scope == "sequence":
-            return context.weights_of(each.name, self.batch) > 0, np.ones(len(self.batch), np.bool_)
-        how: Any = {"threshold": question.threshold, "divergence": question.divergence}
-        return self.value(lambda tokens: each.keeps(tokens, **how), np.bool_, each.needs)
 
 
 class TokenTable:
@@ -239,7 +146,7 @@ class TokenTable:
             dump, needs=("pre",), disagreement_only=True
         )
         self.question = self._resolved.question
-        arms = self._resolved.arms
+        arms, divergence = self._resolved.arms, self.question.divergence
         known = dump.seeds(arms[0])
         if missing := sorted(set(seeds) - set(known)):
             raise QuestionError(
@@ -247,19 +154,18 @@ class TokenTable:
                 f"its seeds are {', '.join(map(str, known))}"
             )
         self._seeds = [seed for seed in known if not seeds or seed in seeds]
-        self._steps = np.array(sorted(steps), np.int64)
-        wanted = (("outside", outside), ("disagreement", disagreement))
-        self._only = [name for name, chosen in wanted if chosen]
-        self._recompute = recompute
+        self._steps, self._recompute = list(steps), recompute
+        wanted = {"outside": outside, "disagreement": disagreement}
+        self._only = [name for name, chosen in wanted.items() if chosen]
         self._post = all("post" in dump.readings(arm) for arm in arms)
         present = frozenset.intersection(*(dump.optional_columns(arm) for arm in arms))
         asked = [rule(each) for each in criteria] or [
             each
             for each in CRITERIA.values()
-            if each.family in (None, self.question.divergence) and present.issuperset(each.columns)
+            if each.family in (None, divergence) and present.issuperset(each.columns)
         ]
         for each in asked:
-            each.check_family(self.question.divergence)
+            each.check_family(divergence)
             for arm in arms:
                 check_rule(dump, arm, each)
         every = {each.name: each for each in (*asked, *self.question.rules)}
@@ -277,29 +183,14 @@ class TokenTable:
         return sum(self._dump.rows(arm, seed) for arm, seed in pairs)
 
     def batches(self, *, progress: Progress | None = None) -> Iterator[pa.RecordBatch]:
-        """Stream the rows.
+        """Stream the rows as record batches of `schema`, none of them empty.
 
-        Parameters
-        ----------
-        progress : callable, optional
-            Told the number of rows of every block read.
-
-        Yields
-        ------
-        pyarrow.RecordBatch
-            Of `schema`, never of no rows.
-
-        Raises
-        ------
-        DumpError
-            A row holds an impossible value.
-        QuestionError
-            A rule of the user's failed.
+        An impossible value is a DumpError, a rule of the user's that fails a QuestionError;
+        `progress` is told the number of rows of every block read.
         """
-        sequences = any(each.scope == "sequence" for each in self.rules)
         ask = Ask(self.question, self.rules)
         for arm, seed in itertools.product(self._resolved.arms, self._seeds):
-            context = seed_context(self._dump, arm, seed, ask) if sequences else Context()
+            context = seed_context(self._dump, arm, seed, ask)
             for part in self._dump.files(arm, seed):
                 for block in self._read(part, progress):
                     values = self._judge(block, context)
@@ -312,18 +203,7 @@ class TokenTable:
                         yield self._to_arrow(arm, seed, values, wanted)
 
     def to_frame(self, *, progress: Progress | None = None) -> pd.DataFrame:
-        """All rows as a DataFrame.
-
-        Parameters
-        ----------
-        progress : callable, optional
-            Told the number of rows of every block read.
-
-        Returns
-        -------
-        DataFrame
-            What is not known everywhere is an object: a value or None.
-        """
+        """All rows as a DataFrame; what is not known everywhere is an object: a value or None."""
         table = pa.Table.from_batches(self.batches(progress=progress), schema=self.schema)
         frame: pd.DataFrame = table.to_pandas()
         return frame
@@ -343,14 +223,7 @@ class TokenTable:
         Returns
         -------
         int
-            Rows written.
-
-        Raises
-        ------
-        QuestionError
-            Another form.
-        DumpError
-            A row holds an impossible value.
+            Rows written. Another form is a QuestionError; for the rest see `batches`.
         """
         if form not in FORMATS:
             raise QuestionError(f"tokens can be written as {', '.join(FORMATS)}, got {form!r}")
@@ -377,55 +250,44 @@ class TokenTable:
 
     def _read(self, part: PartFile, progress: Progress | None) -> Iterator[Block]:
         """The rows of a file, judged by recorded D and Ḋ where they do, else by top-K log-probs."""
-        names = None
+        divergence, names, judge = self.question.divergence, None, Block.recorded
         if not self._recompute:
             names = recorded_columns(part, self.question, self.rules, post=self._post)
-        recorded = names is not None
         if names is not None:
             (span,) = with_verified([Span(part, 0, len(part.groups))])
-            verify(span, self.question.divergence, names)
-            names = [*names, *(["d_dot_local"] if "d_dot_local" in part.columns else [])]
+            verify(span, divergence, names)
+            wanted = ["d_dot_local"]
         else:
-            names = topk_columns(self.rules, post=self._post)
-            if part.metadata.derived_divergence == self.question.divergence:
-                names += [name for name in _BOTH if name in part.columns]
-        copied = [each.where for each in self._columns if each.where]
-        needed = list(dict.fromkeys([*names, *copied]))
-        for batch in checked_batches(part, needed, progress=progress):
-            make = Block.recorded if recorded else Block.of_topk
-            yield make(batch, part, self.question.divergence)
+            names, judge = topk_columns(self.rules, post=self._post), Block.of_topk
+            wanted = ["d_pre", "d_post"] if part.metadata.derived_divergence == divergence else []
+        names += [name for name in wanted if name in part.columns]
+        names += [each.where for each in self._columns if each.where]
+        for batch in checked_batches(part, list(dict.fromkeys(names)), progress=progress):
+            yield judge(batch, part, divergence)
 
     def _judge(self, block: Block, context: Context) -> dict[str, Known]:
         """Every column of a block, with where it is known."""
-        batch, d_pre, d_post = block.batch, block.d_pre, block.d_post
-        known, every = ~np.isnan(d_pre), np.ones(len(batch), np.bool_)
-        values: dict[str, Known] = {
+        batch, question, every = block.batch, self.question, np.ones(len(block.batch), np.bool_)
+        values = {
             each.name: (batch[each.where], every) for each in _COPIED if each in self._columns
         }
-        if WEIGHT in values:
-            values[WEIGHT] = (batch[WEIGHT], ~np.isnan(batch[WEIGHT]))
-        delta_d = d_post - d_pre
-        for name, column in (("d_pre", d_pre), ("d_post", d_post), ("delta_d", delta_d)):
-            values[name] = (column, ~np.isnan(column))
-        if NOISE in batch.columns:
-            noise = batch[NOISE].astype(np.float64)
-            values[NOISE] = (noise, ~np.isnan(noise))
+        numbers = {"d_pre": block.d_pre, "d_post": block.d_post}
+        numbers["delta_d"] = block.d_post - block.d_pre
+        numbers |= {name: batch[name] for name in (WEIGHT, NOISE) if name in batch.columns}
+        values |= {name: (column, ~np.isnan(column)) for name, column in numbers.items()}
+        if NOISE in values:
+            noise, bounded = values[NOISE]
             with np.errstate(invalid="ignore"):
-                unclear = np.abs(delta_d) < noise
-            values["undetermined"] = (unclear, ~np.isnan(noise) & ~np.isnan(delta_d))
+                unclear = np.abs(numbers["delta_d"]) < noise
+            values["undetermined"] = unclear, bounded & values["delta_d"][1]
         values["ratio"] = block.value(lambda tokens: tokens.ratio)
         values |= self._terms(block)
         for each in self.rules:
-            values[_keep_name(each)] = block.keep(each, self.question, context)
-        # A rule that left top-K log-probs out near 0 says that such a token is inside.
-        settled = every if block.part.metadata.near is not None else known
-        with np.errstate(invalid="ignore"):
-            outside = d_pre > self.question.threshold
-        ours, theirs = (values[_keep_name(each)] for each in self.question.rules)
-        values["outside"] = (outside, settled)
-        values["disagreement"] = (
-            outside & (ours[0] != theirs[0]), settled & (~outside | (ours[1] & theirs[1]))
-        )  # fmt: skip
+            values[_keep_name(each)] = block.keep(each, question.threshold, context)
+        outside, settled = block.d_pre > question.threshold, block.settled
+        (ours, known), (theirs, also) = (values[_keep_name(each)] for each in question.rules)
+        values["outside"] = outside, settled
+        values["disagreement"] = outside & (ours != theirs), settled & (~outside | (known & also))
         return values
 
     def _terms(self, block: Block) -> dict[str, Known]:
@@ -435,7 +297,7 @@ class TokenTable:
         found = dict.fromkeys(("d_dot", "d_dot_local", "d_dot_global"), nothing)
         if not judge.is_mask:  # has a formula and no push
             return found
-        found["d_dot"] = block.value(lambda t: judge.pushes(t, divergence), needs=judge.needs)
+        found["d_dot"] = block.value(lambda tokens: judge.pushes(tokens, divergence), judge)
         for tail in TAILS:
             if judge.push == f"{judge.family}-{tail}":
                 for at, term in enumerate(("local", "global"), 1):
@@ -447,16 +309,13 @@ class TokenTable:
     ) -> pa.RecordBatch:
         """The wanted rows as Arrow columns."""
         count = int(np.count_nonzero(wanted))
-        arrays = []
-        for field in self.schema:
-            if field.name == "arm":
-                array = pa.array([arm] * count, field.type)
-            elif field.name == "seed":
-                array = pa.array(np.full(count, seed, np.int32))
-            else:
-                column, valid = values[field.name]
-                array = pa.array(column[wanted], field.type, mask=~valid[wanted])
-            arrays.append(array)
+        arrays = [
+            pa.repeat(pa.scalar(arm, pa.string()), count),
+            pa.array(np.full(count, seed, "i4")),
+        ]
+        for field in list(self.schema)[len(arrays) :]:
+            column, valid = values[field.name]
+            arrays.append(pa.array(column[wanted], field.type, mask=~valid[wanted]))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
@@ -495,13 +354,8 @@ def _writer(
 
 def _harmless(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The batch for a spreadsheet: no text in it becomes a formula."""
-    arrays = [
-        pa.array([None if each is None else plain_cell(each) for each in array.to_pylist()])
-        if pa.types.is_string(array.type)
-        else array
-        for array in batch.columns
-    ]
-    return pa.RecordBatch.from_arrays(
-        [array.cast(field.type) for array, field in zip(arrays, batch.schema, strict=True)],
-        schema=batch.schema,
-    )
+    for at, field in enumerate(batch.schema):
+        if pa.types.is_string(field.type):
+            texts = [each and plain_cell(each) for each in batch.column(at).to_pylist()]
+            batch = batch.set_column(at, field, pa.array(texts, field.type))
+    return batch

@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 
 from deltad.analysis.backends import Progress
 from deltad.analysis.question import ZERO_STEP, Question, QuestionError, check_rule
-from deltad.analysis.reading import Ask, Context, checked_batches, seed_context, topk_columns
+from deltad.analysis.reading import Ask, checked_batches, seed_context, topk_columns
 from deltad.analysis.result import counted, unit
-from deltad.analysis.tokens import Block
-from deltad.analysis.values import NOISE, WEIGHT
+from deltad.analysis.values import NOISE, WEIGHT, Block, Context
 from deltad.divergence import TAILS
 from deltad.dumps import read_prompts
 from deltad.dumps.columns import VECTORS
@@ -260,12 +259,11 @@ class _Source:
         names = [*topk_columns(rules, post="post" in self.dump.readings(arm)), "in_loss"]
         names += ["step", "group", "sequence", "position"]
         names += [name for name in ("token", *_ENTROPIES) if name in present and rules]
-        sequences = any(each.scope == "sequence" for each in rules)
         blocks: list[Columns] = []
         known = [not self.dump.rows(arm, seed) for seed in self.seeds]
         for index, seed in enumerate(self.seeds):
             ask = Ask(self.question, tuple(rules))
-            context = seed_context(self.dump, arm, seed, ask) if sequences else Context()
+            context = seed_context(self.dump, arm, seed, ask)
             for block in self.blocks(arm, seed, list(dict.fromkeys(names))):
                 found = _judged(block) | (self._decided(block, rules, context) if rules else {})
                 found["seed"] = np.full(len(block.batch), index, np.int32)
@@ -300,20 +298,20 @@ class _Source:
             found["d_dot_local"] = local.astype(np.float32)
         for each in rules:
             if not _live(each):
-                keep, known = block.keep(each, self.question, context)
+                keep, known = block.keep(each, self.question.threshold, context)
                 found[f"keep-{each.name}"] = np.where(known, keep, UNCLEAR).astype(np.uint8)
                 continue
             for name, compute in (
                 (_column(each, "region"), each.regions), (_column(each, "push"), each.pushes)
             ):  # fmt: skip
                 if name not in found:
-                    found[name] = _known(block, lambda t, f=compute: f(t, divergence), each.needs)
+                    found[name] = _known(block, lambda t, f=compute: f(t, divergence), each)
         return found
 
 
-def _known(block: Block, compute: Any, needs: Collection[str] = ()) -> NDArray[np.float64]:
+def _known(block: Block, compute: Any, needed_by: Rule | None = None) -> NDArray[np.float64]:
     """A number of every row, NaN where it is not known."""
-    values, known = block.value(compute, needs=needs)
+    values, known = block.value(compute, needed_by)
     return np.where(known, values, np.nan)
 
 

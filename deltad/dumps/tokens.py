@@ -97,20 +97,22 @@ def batch_tokens(batch: Batch, metadata: Metadata, *, post: bool = False) -> Tok
     return _tokens(batch, rows, time, batch_support(batch, metadata, post=post))
 
 
-def scalar_tokens(batch: Batch) -> Tokens:
+def scalar_tokens(batch: Batch, rows: NDArray[np.bool_] | slice | None = None) -> Tokens:
     """What criteria without top-K see before the step, for the rows that have no vectors.
 
     Parameters
     ----------
     batch : Batch
         Checked rows with `token_id`, `advantage`, `behavior_logprob` and `pre_logprob`.
+    rows : array of bool or slice, optional
+        Other rows than these.
 
     Returns
     -------
     Tokens
-        In float64, a row for each False of `batch.vectors`.
+        In float64, a row for each False of `batch.vectors`, or for each of `rows`.
     """
-    return _tokens(batch, ~batch.vectors, "pre", None)
+    return _tokens(batch, ~batch.vectors if rows is None else rows, "pre", None)
 
 
 def response_tokens(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import shutil
@@ -153,36 +154,44 @@ def metadata(change: Callable[[dict[str, Any]], Any]) -> Callable[[pa.Table], pa
     return edit
 
 
-def array(name: str, value: Any) -> Callable[[pa.Table], pa.Table]:
-    """A table in which every array of a name that is not empty begins with a value."""
+def arrays(change: Callable[[dict[str, Any]], Any]) -> Callable[[pa.Table], pa.Table]:
+    """A table in which the arrays of every span and point are changed."""
 
     def edit(table: pa.Table) -> pa.Table:
         rows = table.to_pylist()
         for row in rows:
-            if row["name"] == name and row["data"]:
-                values = np.frombuffer(row["data"], row["dtype"]).copy()
-                values[:1] = value
-                row["data"] = values.tobytes()
+            found = dict(np.load(io.BytesIO(row["arrays"])))
+            np.savez(file := io.BytesIO(), **(change(found) or found))
+            row["arrays"] = file.getvalue()
         return pa.Table.from_pylist(rows, SCHEMA.with_metadata(table.schema.metadata))
 
     return edit
 
 
+def first(name: str, value: Any) -> Callable[[pa.Table], pa.Table]:
+    """A table in which every array of a name begins with a value."""
+    return arrays(lambda found: found[name].__setitem__(slice(1), value))
+
+
 def without(name: str) -> Callable[[pa.Table], pa.Table]:
     """A table without an array."""
-    return lambda table: table.filter(pa.array([row != name for row in table["name"].to_pylist()]))
+    return arrays(lambda found: {key: each for key, each in found.items() if key != name})
 
 
 DAMAGES: dict[str, tuple[Callable[[pa.Table], pa.Table], str]] = {
     "another file": (lambda table: table.replace_schema_metadata({}), "is no shard"),
-    "another format": (metadata(lambda said: {**said, "format": 1}), "of format 2, found 1"),
+    "another format": (metadata(lambda said: {**said, "format": 2}), "of format 3, found 2"),
     "no object": (metadata(lambda said: []), r"found \[\]"),
     "no share": (metadata(lambda said: {**said, "share": [1]}), "is malformed"),
-    "a foreign type": (
-        lambda table: table.set_column(
-            3, SCHEMA.field(3), pa.array(["object"] * len(table), pa.string())
+    "objects": (
+        arrays(lambda found: {**found, "keep": found["keep"].astype(object)}),
+        "malformed .*Object arrays cannot be loaded",
+    ),
+    "no arrays": (
+        lambda table: pa.Table.from_pylist(
+            [{**row, "arrays": b"PK"} for row in table.to_pylist()], table.schema
         ),
-        "malformed .*an array is of type object",
+        "is malformed",
     ),
     "a span twice": (lambda table: pa.concat_tables([table, table.slice(0, 1)]), "there twice"),
     "a span too few": (
@@ -191,10 +200,10 @@ DAMAGES: dict[str, tuple[Callable[[pa.Table], pa.Table], str]] = {
     ),
     "no decisions": (without("keep"), "malformed .*keep"),
     "no ΔD": (without("column delta_d"), "malformed .*delta_d"),
-    "ΔD that is infinite": (array("column delta_d", np.inf), "impossible ΔD or weight"),
-    "a weight below 1": (array("column weight", 0.5), "impossible ΔD or weight"),
-    "fewer than no tokens": (array("counts", -5), "impossible counts"),
-    "fewer outside than there are": (array("totals", -1), "impossible counts"),
+    "ΔD that is infinite": (first("column delta_d", np.inf), "impossible ΔD or weight"),
+    "a weight below 1": (first("column weight", 0.5), "impossible ΔD or weight"),
+    "fewer than no tokens": (first("counts", -5), "impossible counts"),
+    "fewer outside than there are": (first("totals", -1), "impossible counts"),
 }  # fmt: skip
 
 

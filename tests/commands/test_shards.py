@@ -116,10 +116,10 @@ def test_impossible_arrays_are_refused(run: Path, tmp_path: Path) -> None:
     one, three, two = shards(run, tmp_path)
     table = pq.read_table(two)
     changes: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = (
-        lambda row: {**row, "dtype": "object"},
-        lambda row: {**row, "data": row["data"][:-3]},
+        lambda row: {**row, "arrays": b""},
+        lambda row: {**row, "arrays": row["arrays"][:-3]},
         lambda row: {**row, "span": 10**6},
-        lambda row: {**row, "name": "nothing"},
+        lambda row: {**row, "point": 1},
     )
     for change in changes:
         rows = [change(row) if at == 0 else row for at, row in enumerate(table.to_pylist())]
