@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from .options import QUIET, Call, Option, command, place, switch
+from .options import QUIET, Call, Option, command, place
 from .terminal import OptionError, Status, complain, is_url, sink
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ SAID: Final[Mapping[str, Sequence[Option]]] = {
                "of the K-th in the lists.", shown="union"),
     ),
     "readout": (
-        switch("--logits-rounded", "Logits were rounded to bfloat16 before the log-sum-exp."),
+        Option("--logits-rounded", bool, "Logits were rounded to bfloat16 before the log-sum-exp."),
     ),
     "update": (
         Option("--mask", str, "Mask of the update.", metavar="NAME", shown="the arm's name"),

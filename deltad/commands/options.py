@@ -87,15 +87,13 @@ class Option(NamedTuple):
         """The parameter that typer makes it of; values are texts there."""
         many = isinstance(self.kind, list)
         kind = self.kind[0] if many else self.kind
-        metavar = "|".join(kind) if isinstance(kind, tuple) else KINDS[kind][0]
-        how: dict[str, Any] = {
-            "metavar": self.metavar or metavar or None,
-            "show_default": self.shown or True,
-            "help": f"With {self.needs}: {self.help}" if self.needs else self.help,
-        }
+        usual = "|".join(kind) if isinstance(kind, tuple) else KINDS[kind][0]
+        how: Any = {"metavar": self.metavar or usual or None, "show_default": self.shown or True}
+        how["help"] = f"With {self.needs}: {self.help}" if self.needs else self.help
         text: Any = bool if kind is bool else str
-        info: Any = typer.Option(*self.flags.split(), min=self.min, **how)
-        if not self.flags.startswith("-"):
+        if self.flags.startswith("-"):
+            info: Any = typer.Option(*self.flags.split(), min=self.min, **how)
+        else:
             text, info = Path, typer.Argument(parser=str, **how)
         return inspect.Parameter(
             self.name, inspect.Parameter.KEYWORD_ONLY,
@@ -194,22 +192,22 @@ class Call(SimpleNamespace):
     def given(self, options: Iterable[Option]) -> dict[str, Any]:
         """The values of some options, without those that have none."""
         found = {each.name: vars(self).get(each.name) for each in options}
-        return {name: value for name, value in found.items() if value not in (None, ())}
+        return {name: value for name, value in found.items() if value not in (None, "", ())}
 
     @cached_property
     def dump(self) -> Dump:
         """RUN, opened; of shards the dump that their footers describe."""
         from deltad.dumps import Dump
 
-        first = self.runs[0]
-        if len(self.runs) > 1 and not first.is_file():
-            raise OptionError(f"RUN must be one folder, or shards: {first} is no file")
         if self.shards is not None:
             return self.shards.dump
+        run, *more = self.runs
+        if more:
+            raise OptionError(f"RUN must be one folder, or shards: {run} is no file")
         try:
-            dump = Dump.open(first)
+            dump = Dump.open(run)
         except FileNotFoundError as error:
-            raise OptionError(f"{first} does not exist") from error
+            raise OptionError(f"{run} does not exist") from error
         if dump.unfinished_text:
             self.note(dump.unfinished_text)
         return dump

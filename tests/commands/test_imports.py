@@ -41,9 +41,11 @@ def test_files_become_a_dump_that_answers(
     run = tmp_path / "run"
     described = tmp_path / "metadata.json"
     described.write_text(
-        json.dumps({"behavior": {"staleness": 1}, "tokenizer": "t", "colour": "red"}),
-        encoding="utf-8",
-    )
+        json.dumps({
+            "behavior": {"staleness": 1}, "readout": {"logits_rounded": True}, "tokenizer": "t",
+            "colour": "red",
+        }), encoding="utf-8",
+    )  # fmt: skip
     for arm in ("none", "ratio"):
         done = deltad(
             "import", files[arm], run, "--pre", files[f"{arm}.pre"], "--post",
@@ -65,6 +67,7 @@ def test_files_become_a_dump_that_answers(
     metadata = read_metadata(Dump.open(run).files("ratio")[0].path)
     assert metadata["update"] == {"mask": "ratio", "threshold": 0.15, "divergence": "kl"}
     assert metadata["behavior"] == {"staleness": 1, "engine": "vllm", "precision": "bfloat16"}
+    assert metadata["readout"] == {"logits_rounded": True}
     assert (metadata["model"], metadata["tokenizer"], metadata["colour"]) == ("m", "t", "red")
 
 

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from deltad.cli import COMMANDS
 from deltad.commands.options import Call, Option, command, names, numbers, switch
+from deltad.commands.record import Recipes
 from deltad.commands.terminal import OptionError
+from deltad.probes.recipes import RECIPES
 
 
 @pytest.mark.parametrize(
@@ -53,3 +56,13 @@ def test_an_option_may_need_another_or_its_value() -> None:
     for option, value, other in (("address", "auto", "--on ray"), ("goal", "0", "--power")):
         with pytest.raises(OptionError, match=f"`--{option}` goes with `{other}`"):
             made.run({**given, option: value})
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_option_hides_what_a_call_is_asked(name: str) -> None:
+    found = COMMANDS[name]
+    made = [found.make(recipe) for recipe in RECIPES] if isinstance(found, Recipes) else [found]
+    for each in made:
+        named = [option.name for option in each.options]
+        assert len({*named}) == len(named)
+        assert not {*named} & {*dir(Call), "form", "stack"}
