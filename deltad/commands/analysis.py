@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 
 from .options import (
-    BASELINE,
     BOOTSTRAP_SEED,
     COUNTING,
-    DIVERGENCE,
-    PROTOCOL,
+    CRITERION,
     QUESTION,
     QUIET,
     RECOMPUTE,
     RUN,
     SHARDS,
-    THRESHOLD,
     Call,
     Option,
     command,
@@ -34,7 +31,6 @@ if TYPE_CHECKING:
 
 FORMS: Final = ("text", "json", "csv", "tsv", "markdown", "latex", "html", "parquet")
 DRAWN: Final = (*FORMS, "png", "pdf", "svg")
-ALL: Final = "all"
 BY: Final = Option("--by", names, "Tell the tokens outside apart by advantage, position, state, "
                    "entropy, divergence, ratio, tail or token.", metavar="WHAT,…")  # fmt: skip
 BINS: Final = Option("--bins", int, "bins by quantile.", needs="--by", shown="4", min=1)
@@ -63,14 +59,14 @@ def table(call: Call) -> None:
 
     Example: deltad table data_dumps/tiny --protocol own
     """
-    over, by, power, every = call.over, call.by, call.power, call.protocol == ALL
+    over, by, power, every = call.over, call.by, call.power, call.protocol == "all"
     if sum(map(bool, (over, by, power, call.by_seed))) > 1:
         raise OptionError("give one of `--over`, `--by`, `--power` and `--by-seed`")
     if over and vars(call).get(over) is not None:
         raise OptionError(f"`--{over}` cannot be given where it is swept over: use `--values`")
-    if every and (over or by or power):
-        raise OptionError("`--protocol all` goes with none of `--over`, `--by` and `--power`")
     if every:
+        if over or by or power:
+            raise OptionError("`--protocol all` goes with none of `--over`, `--by` and `--power`")
         call.protocol = None
     question, dump = call.question, call.dump
     from deltad.analysis.tables import rates
@@ -120,7 +116,7 @@ def _power(call: Call, rates: Any) -> Result:
            shown="all that RUN can answer for"),
     BY, BINS,
     switch("--agreement", "In text, also who agrees with whom."),
-    THRESHOLD, DIVERGENCE, BASELINE, PROTOCOL, *COUNTING, forms=DRAWN,
+    *(each for each in QUESTION if each is not CRITERION), *COUNTING, forms=DRAWN,
 )  # fmt: skip
 def compare(call: Call) -> None:
     """Set criteria side by side: what each masks, and how often it was right.

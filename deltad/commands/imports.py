@@ -93,10 +93,8 @@ def import_(call: Call) -> None:
             for role, given in roles.items()
             if given
         }
-        described, size = (
-            _described(source, call),
-            sum(each.size for each in (source, *scores.values())),
-        )
+        described = _described(source, call)
+        size = sum(each.size for each in (source, *scores.values()))
         with call.progress(size, "bytes") as bar:
             done = import_dump(
                 source, run, metadata=described, **scores, arm=call.arm, seed=call.seed,

@@ -335,8 +335,9 @@ class Command(NamedTuple):
         values = {each.name: each.read(given[each.name]) for each in self.options}
         for each in self.options:
             if each.needs and values[each.name] not in (None, ()):
-                other, _, value = each.needs.partition(" ")
-                if values[_name(other)] != value if value else not values[_name(other)]:
+                other, _, needed = each.needs.partition(" ")
+                found = values[_name(other)]
+                if not (found == needed if needed else found):
                     raise OptionError(f"`{each.flag}` goes with `{each.needs}`")
         # CPython 3.11 takes a third longer for it where its frames begin a new chunk of memory
         # halfway through, as they do at the depth where a wing would import it.
