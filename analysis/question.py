@@ -104,21 +104,16 @@ class Question:
     ) -> Resolved:
         """Settle the protocol and the arms for one dump.
 
+        Only the dump's footers are read.
+
         Parameters
         ----------
-        dump : Dump
-            Only its footers are read.
         needs : collection of {"pre", "post"}
             Log-probs of the policy that the answer cannot do without: both for ΔD, and "pre"
             alone for D, Ḋ and decisions.
         disagreement_only : bool
             Whether the answer is made of the tokens that exactly one criterion masks, and of the
             number outside: what a dump can tell that stores no others.
-
-        Returns
-        -------
-        Resolved
-            The question with its protocol filled in, and the arms to read.
 
         Raises
         ------

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,13 +132,14 @@ class Ask:
         points = self.points or ((self.region.threshold, None),)
         parts: list[list[Outside]] = [[] for _ in points]
         unknown, elsewhere = 0, np.zeros((2, len(self.rules)), np.int64)
+        context = self.context.get((span.part.arm, span.part.seed), Context())
         for found, without, block in _read(span, self):
             unknown += without
             if block is not None:
-                elsewhere += self._elsewhere(block)
+                elsewhere += self._elsewhere(block, context)
             for kept, (threshold, top_k) in zip(parts, points, strict=True):
                 if len(found.get(top_k, ())):
-                    kept.append(self._outside(found[top_k], threshold))
+                    kept.append(self._outside(found[top_k].above(threshold), threshold, context))
         none = dict.fromkeys(("delta_d", *self.values, "weight"), np.empty(0))
         none |= dict.fromkeys(("undetermined", "bounded"), np.empty(0, np.bool_))
         rest = Outside(
@@ -155,9 +156,8 @@ class Ask:
         names += [column for each in self.values for column in VALUES[each].columns]
         return list(dict.fromkeys(names))
 
-    def _outside(self, found: Block, threshold: float) -> Outside:
-        """Some tokens, decided."""
-        found, context = found.above(threshold), self._context(found)
+    def _outside(self, found: Block, threshold: float, context: Context) -> Outside:
+        """The tokens outside, decided."""
         weights = [found.weigh(rule, threshold, context) for rule in self.rules]
         keep, judged = np.stack([each > 0 for each in weights]), found.judged
         columns = judged._asdict()
@@ -174,18 +174,14 @@ class Ask:
             weights=(stood.min(), stood.max()) if len(stood) else (np.inf, -np.inf),
         )
 
-    def _elsewhere(self, block: Block) -> NDArray[np.int64]:
+    def _elsewhere(self, block: Block, context: Context) -> NDArray[np.int64]:
         """How many tokens each rule masks inside, and of those of unknown D; shape (2, rule)."""
-        threshold, context = self.region.threshold, self._context(block)
+        threshold = self.region.threshold
         decided = [block.keep(each, threshold, context) for each in self.rules]
         places = (block.settled & ~(block.d_pre > threshold), ~block.settled)
         return np.array(
             [[np.count_nonzero(known & ~keep & rows) for keep, known in decided] for rows in places]
         )
-
-    def _context(self, block: Block) -> Context:
-        """What is known of a block's seed."""
-        return self.context.get((block.part.arm, block.part.seed), Context())
 
 
 def read(
@@ -275,12 +271,8 @@ def recorded_columns(
     return list(names) if set(names) <= set(part.columns) else None
 
 
-class _Read(NamedTuple):
-    """Some rows of a file: the tokens outside by K', rows without D, and all where asked for."""
-
-    found: dict[int | None, Block]
-    unknown: int = 0
-    block: Block | None = None
+_Read = tuple[dict[int | None, Block], int, Block | None]
+"""Of some rows of a file: the tokens outside by K', how many have no D, and all if asked for."""
 
 
 def _read(span: Span, ask: Ask) -> Iterator[_Read]:
@@ -316,7 +308,7 @@ def _read_topk(span: Span, ask: Ask, names: list[str], ks: Sequence[int | None])
             shortened = replace(batch, columns={**batch.columns, **cut})
             blocks[k] = Block.of_topk(shortened, part, region.divergence)
         found = {k: each.above(region.threshold) for k, each in blocks.items()}
-        yield _Read(found, _unknown(batch, part), blocks[ks[0]] if ask.everywhere else None)
+        yield found, _unknown(batch, part), blocks[ks[0]] if ask.everywhere else None
 
 
 def _read_screened(span: Span, ask: Ask, names: list[str]) -> Iterator[_Read]:
@@ -332,7 +324,8 @@ def _read_screened(span: Span, ask: Ask, names: list[str]) -> Iterator[_Read]:
         vectors = np.concatenate([each.vectors for each in picked])
         rows = replace(picked[0], columns=columns, vectors=vectors)
         picked.clear()
-        return _Read({None: Block.of_topk(rows, part, region.divergence).above(region.threshold)})
+        block = Block.of_topk(rows, part, region.divergence)
+        return {None: block.above(region.threshold)}, 0, None
 
     for batch in _batches(span, names, 4 * size):  # few enough to be allocated once
         sound = not batch.nulls and not any(findings(batch, part.metadata, others))
@@ -346,7 +339,7 @@ def _read_screened(span: Span, ask: Ask, names: list[str]) -> Iterator[_Read]:
                 picked.append(some(batch, places))
             if sum(map(len, picked)) >= size:
                 yield judged()
-        yield _Read({}, _unknown(batch, part))
+        yield {}, _unknown(batch, part), None
     if any(map(len, picked)):
         yield judged()
 
@@ -370,7 +363,7 @@ def _read_recorded(span: Span, ask: Ask, names: list[str]) -> Iterator[_Read]:
                     )
         found = Block.recorded(outside, part, region.divergence)
         block = Block.recorded(batch, part, region.divergence) if ask.everywhere else None
-        yield _Read({None: found}, int(np.count_nonzero(np.isnan(batch["d_pre"]))), block)
+        yield {None: found}, int(np.count_nonzero(np.isnan(batch["d_pre"]))), block
 
 
 def with_verified(spans: Sequence[Span]) -> tuple[Span, ...]:
