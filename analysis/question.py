@@ -246,6 +246,17 @@ def check_columns(dump: Dump, arm: str, columns: Collection[str], who: str) -> N
             )
 
 
+def chosen_seeds(dump: Dump, arm: str, wanted: Collection[int]) -> list[int]:
+    """Seeds of an arm, or those wanted of them; one that there is not is refused."""
+    known = dump.seeds(arm)
+    if missing := sorted(set(wanted) - set(known)):
+        raise QuestionError(
+            f"there is no seed {', '.join(map(str, missing))} in {dump.path}: "
+            f"its seeds are {', '.join(map(str, known))}"
+        )
+    return [seed for seed in known if not wanted or seed in wanted]
+
+
 def unjudged(dump: Dump, arms: Collection[str]) -> str:
     """Why ΔD cannot be told under some arms, empty where it can."""
     try:

@@ -193,18 +193,14 @@ class PooledDifference:
 
     Attributes
     ----------
-    criterion, baseline : float
-        Σ numerator / Σ denominator of each; NaN where the denominator is 0.
-    difference : float
-        criterion − baseline; NaN where one of them is.
+    criterion, baseline, difference : float
+        Σ numerator / Σ denominator of each, NaN over nothing; criterion − baseline.
     difference_ci95 : tuple of float
         Cluster-robust; NaN where fewer than two seeds have tokens of either side.
     p : float
         Two-sided, of the same law; NaN where the interval is, or has no width.
-    clusters : int
-        Seeds that have tokens of either side.
-    degrees : int
-        Degrees of freedom of Student's law.
+    clusters, degrees : int
+        Seeds that have tokens of either side; degrees of freedom of Student's law.
     """
 
     criterion: float

@@ -18,7 +18,7 @@ from deltad.divergence import TAILS
 from deltad.masks import CRITERIA, Rule, Tokens, rule
 
 from .backends import Progress, Span
-from .question import Question, QuestionError, check_rule
+from .question import Question, QuestionError, check_rule, chosen_seeds
 from .reading import (
     Ask,
     checked_batches,
@@ -147,13 +147,7 @@ class TokenTable:
         )
         self.question = self._resolved.question
         arms, divergence = self._resolved.arms, self.question.divergence
-        known = dump.seeds(arms[0])
-        if missing := sorted(set(seeds) - set(known)):
-            raise QuestionError(
-                f"there is no seed {', '.join(map(str, missing))} in {dump.path}: "
-                f"its seeds are {', '.join(map(str, known))}"
-            )
-        self._seeds = [seed for seed in known if not seeds or seed in seeds]
+        self._seeds = chosen_seeds(dump, arms[0], seeds)
         self._steps, self._recompute = list(steps), recompute
         wanted = {"outside": outside, "disagreement": disagreement}
         self._only = [name for name, chosen in wanted.items() if chosen]

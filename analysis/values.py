@@ -1,4 +1,4 @@
-"""Tokens as they are read, and every named number of them: conditions, predictors, columns.
+"""Blocks of rows as they are read, and every named number of a token.
 
 A value is one entry of `VALUES`: a condition of `deltad compare --by`, a predictor, a rung of the
 ladder, or a column that travels along. A column that it names is read for it, and a dump without
@@ -62,7 +62,6 @@ WEIGHT: Final = "weight"
 _MARKS: Final = str.maketrans("", "", "Ġ▁")
 """What tokenizers write in place of a space before a word."""
 
-
 Known = tuple[NDArray[Any], Bools]
 """A number or decision of every row, and where it is known."""
 
@@ -118,11 +117,11 @@ class Responses:
         self._shared: dict[tuple[int, int], int] = {}
         order = np.lexsort(tokens.T[3::-1])
         for (step, _), rows in groupby(tokens[order].tolist() if whole else (), itemgetter(0, 1)):
-            every = {at: list(some) for at, some in groupby(rows, itemgetter(2))}
-            if any([row[3] for row in some] != [*range(len(some))] for some in every.values()):
+            every = {at: list(mine) for at, mine in groupby(rows, itemgetter(2))}
+            if any([row[3] for row in mine] != [*range(len(mine))] for mine in every.values()):
                 continue  # a token is missing, and could be what sets siblings apart
             # Among sorted responses, the one that shares the longest prefix is a neighbour.
-            responses = sorted(([row[4] for row in some], at) for at, some in every.items())
+            responses = sorted(([row[4] for row in mine], at) for at, mine in every.items())
             common = [
                 sum(takewhile(bool, map(eq, one, other)))
                 for (one, _), (other, _) in pairwise(responses)

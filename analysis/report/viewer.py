@@ -19,7 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deltad.analysis.backends import Progress
-from deltad.analysis.question import ZERO_STEP, Question, QuestionError, check_rule
+from deltad.analysis.question import (
+    ZERO_STEP,
+    Question,
+    QuestionError,
+    check_rule,
+    chosen_seeds,
+)
 from deltad.analysis.reading import Ask, checked_batches, seed_context, topk_columns
 from deltad.analysis.result import counted, unit
 from deltad.analysis.values import NOISE, WEIGHT, Block, Context
@@ -162,13 +168,7 @@ def token_viewer(
         raise QuestionError(f"`tokens` must be at least 1, got {tokens}")
     resolved = (question or Question()).resolve(dump, needs=("pre",))
     arm, asked = resolved.criterion_arm, resolved.question
-    known = dump.seeds(arm)
-    if missing := sorted(set(seeds) - set(known)):
-        raise QuestionError(
-            f"there is no seed {', '.join(map(str, missing))} in {dump.path}: "
-            f"its seeds are {', '.join(map(str, known))}"
-        )
-    source = _Source(dump, [s for s in known if not seeds or s in seeds], asked, progress)
+    source = _Source(dump, chosen_seeds(dump, arm, seeds), asked, progress)
     floor, reason, cut = _floor(source, arm, tokens)
     source = replace(source, question=replace(asked, threshold=max(asked.threshold, floor)))
     above = floor if cut else None
@@ -205,7 +205,7 @@ def token_viewer(
             {"seed": seed, "tokens": dump.rows_seen(arm, seed), "known": is_known}
             for seed, is_known in zip(source.seeds, known_seeds, strict=True)
         ],
-        "all_seeds": len(known),
+        "all_seeds": len(dump.seeds(arm)),
         "stored": sum(dump.rows(arm, seed) for seed in source.seeds),
         "rows": len(columns["token_id"]),
         "quantum": QUANTUM,
