@@ -378,17 +378,15 @@ CONDITIONS: Final[Mapping[str, Value]] = MappingProxyType(
                 lambda found, _: np.sign(found.batch["advantage"]).astype(np.intp) + 1,
                 names=SIGNS,
             ),
-            Value(
-                "position", "position in the response, from 0", _numbers("position"), ("position",)
-            ),
+            Value("position", "position in the response, from 0", _numbers("position"), ("position",)),
             Value(
                 "state", "own state, or shared with a sibling",
                 lambda found, responses: responses.state(*(found.batch[name] for name in KEYS)),
                 KEYS, STATES, responses=True,
             ),
             Value(
-                "entropy", "entropy of π before the step, nats", _numbers("pre_entropy"),
-                ("pre_entropy",),
+                "entropy", "entropy of π before the step, nats",
+                _numbers("pre_entropy"), ("pre_entropy",),
             ),
             Value("divergence", "D before the step", lambda found, _: found.d_pre),
             Value(
@@ -398,9 +396,7 @@ CONDITIONS: Final[Mapping[str, Value]] = MappingProxyType(
             Value("tail", "mass of μ in the tail, beyond the top-K", _tail_mass, topk=True),
             Value(
                 "token", "class of the token's text",
-                lambda found, _: np.array(
-                    [token_class(text) for text in found.batch["token"]], dtype=np.intp
-                ),
+                lambda found, _: np.array([*map(token_class, found.batch["token"])], np.intp),
                 ("token",), TOKEN_CLASSES,
             ),
         )
@@ -414,8 +410,7 @@ VALUES: Final[Mapping[str, Value]] = MappingProxyType(
         **{f"predicted by {name}": _predictor(each) for name, each in CRITERIA.items()},
         **{
             f"logits-{name}": Value(
-                f"logits-{name}", "Â · Ḋ, exact tail", _logits(name), ("pre_collision",),
-                topk=True,
+                f"logits-{name}", "Â · Ḋ, exact tail", _logits(name), ("pre_collision",), topk=True
             )
             for name in DIVERGENCES
         },
@@ -427,9 +422,7 @@ VALUES: Final[Mapping[str, Value]] = MappingProxyType(
             )
         },
         LINEAR: Value(LINEAR, "exact first-order ΔD along the update", _numbers(LINEAR), (LINEAR,)),
-        "noise": Value(
-            "noise", "bound on the error of ΔD", lambda found, _: _column(found.batch, NOISE)
-        ),
+        "noise": Value("noise", "bound on the error of ΔD", lambda f, _: _column(f.batch, NOISE)),
         "d_post": Value("d_post", "D after the step", lambda found, _: found.d_post),
     }
 )  # fmt: skip
