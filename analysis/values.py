@@ -378,7 +378,9 @@ CONDITIONS: Final[Mapping[str, Value]] = MappingProxyType(
                 lambda found, _: np.sign(found.batch["advantage"]).astype(np.intp) + 1,
                 names=SIGNS,
             ),
-            Value("position", "position in the response, from 0", _numbers("position"), ("position",)),
+            Value(
+                "position", "position in the response, from 0", _numbers("position"), ("position",)
+            ),
             Value(
                 "state", "own state, or shared with a sibling",
                 lambda found, responses: responses.state(*(found.batch[name] for name in KEYS)),
