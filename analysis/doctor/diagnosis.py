@@ -14,12 +14,12 @@ from deltad._checks import printable
 from deltad.analysis.result import Column, Result, counted
 from deltad.dumps import READINGS, Dump, DumpError
 
-from . import alignment, distance, findings, precision, sampling, training, values
-from .evidence import FEWEST, Evidence
+from . import alignment, distance, findings, sampling, values
+from .evidence import FEWEST, LEAST_SLOTS, Evidence
 from .findings import Cause, Finding
 from .sample import LIMIT, Sample, read_sample
 
-FAMILIES: Final = (values, distance, alignment, sampling, precision, training)
+FAMILIES: Final = (values, distance, alignment, sampling)
 """The modules that enter their causes into the registry."""
 
 CAUSES: Final[Mapping[str, Cause]] = dict(
@@ -27,23 +27,11 @@ CAUSES: Final[Mapping[str, Cause]] = dict(
 )
 """Every cause by name, in the order in which they explain each other away."""
 
-MUCH_SURER: Final = 0.15
-"""Confidence by which a later cause must exceed an earlier one to explain it away."""
+DECISIVE: Final = ("temperature", "truncation", "shift", "stale", "other-model")
+"""Causes that must have been judged before a dump is called healthy."""
 
-
-@dataclass(frozen=True)
-class Looked:
-    """What was looked at: rows of one arm, the causes that these can show, and what they cannot."""
-
-    run: str
-    arm: str
-    tokens: int
-    stored: int
-    seen: int
-    seeds: int
-    steps: int
-    judged: tuple[str, ...] = ()
-    without: tuple[str, ...] = ()
+MUCH_SURER: Final = 0.15  # by so much must a later cause exceed an earlier to explain it away
+FEWEST_PAIRS: Final = 20  # of neighboring tokens, below which a shift is not judged
 
 
 @dataclass(frozen=True)
@@ -54,17 +42,28 @@ class Diagnosis(Result):
     ----------
     findings : tuple of Finding
         Likeliest first; empty for a dump in which nothing wrong was found.
-    looked : Looked
-        What the answer rests on.
+    tokens : int
+        Tokens of the sample.
+    looked : str
+        What was looked at, in a sentence.
+    not_judged : mapping of str to str
+        Causes for which the sample does not hold enough, each with what is missing.
+    open : tuple of str
+        What else the sample leaves open.
     """
 
     findings: tuple[Finding, ...]
-    looked: Looked = field(repr=False)
+    tokens: int
+    looked: str
+    not_judged: Mapping[str, str] = field(default_factory=dict)
+    open: tuple[str, ...] = ()
 
     @property
-    def healthy(self) -> bool:
-        """Whether there are no findings."""
-        return not self.findings
+    def healthy(self) -> bool | None:
+        """False with findings; None without, where one of `DECISIVE` could not be judged."""
+        if self.findings:
+            return False
+        return None if self.not_judged.keys() & DECISIVE else True
 
     @property
     def top(self) -> str | None:
@@ -86,28 +85,30 @@ class Diagnosis(Result):
 
     def parts(self) -> Iterator[str]:
         """Findings, evidence, remedies, and what was judged."""
-        looked = self.looked
-        if self.healthy:
-            yield "nothing wrong found"
-            yield f"looked for: {', '.join(looked.judged)}"
-        else:
+        if self.findings:
             likeliest = ", likeliest first" if len(self.findings) > 1 else ""
             yield f"{counted(len(self.findings), 'finding')}{likeliest}"
+        else:
+            yield "nothing wrong found" + ("" if self.healthy else ", but not enough to tell")
+            judged = (name for name in CAUSES if name not in self.not_judged)
+            yield f"looked for: {', '.join(judged)}"
         for found in self.findings:
             yield ""
-            yield from _told(found, looked.tokens)
-        thinned = f", thinned from {looked.seen}" if looked.seen > looked.stored else ""
+            yield from _told(found, self.tokens)
         yield ""
-        yield (
-            f"looked at {looked.tokens} of {looked.stored} stored tokens{thinned} of arm "
-            f"{looked.arm}: {counted(looked.seeds, 'seed')}, {counted(looked.steps, 'step')}"
-        )
-        yield from (f"not judged: {each}" for each in looked.without)
+        yield self.looked
+        for why in dict.fromkeys(self.not_judged.values()):
+            names = (name for name, each in self.not_judged.items() if each == why)
+            yield f"not judged: {', '.join(names)}: {why}"
+        yield from (f"not judged: {each}" for each in self.open)
 
     def objects(self) -> dict[str, Any]:
-        """`healthy` and `findings`: the contract."""
-        findings = [each.to_json_object() for each in self.findings]
-        return {"healthy": self.healthy, "findings": findings}
+        """`healthy`, `findings`, `not_judged`: the contract."""
+        return {
+            "healthy": self.healthy,
+            "findings": [each.to_json_object() for each in self.findings],
+            "not_judged": [{"cause": name, "why": why} for name, why in self.not_judged.items()],
+        }
 
 
 def examine(
@@ -143,28 +144,34 @@ def examine(
     try:
         with np.errstate(all="ignore"):  # the values may be anything
             evidence = Evidence(run)
-            found = [each for cause in CAUSES.values() if (each := cause.detect(evidence))]
-            needs = {
-                need: _has(evidence, need) for need in ("", "arms", "tokens", "lists", "neighbors")
-            }
+            found = [
+                dataclasses.replace(each, cause=name, advice=cause.advice)
+                for name, cause in CAUSES.items()
+                if (each := cause.detect(evidence))
+            ]
+            lacking, left_open = _lacking(evidence), tuple(_left_open(evidence))
     except MemoryError as error:
         size = f"{len(run)} rows of K = {run.metadata.top_k}"
         raise DumpError(
             run.run, f"{size} cannot be examined: there is not enough memory"
         ) from error
     named = {each.cause for each in found}
-    judged = (each for each in CAUSES if each in named or needs[CAUSES[each].needs])
-    looked = Looked(
-        run.run, run.arm, len(run), run.stored, run.seen,
-        len(np.unique(run["seed"])), len(np.unique(run["step"])),
-        tuple(judged), tuple(_not_judged(evidence)),
-    )  # fmt: skip
-    return Diagnosis(explained_away(found), looked)
+    not_judged = {
+        name: lacking[cause.needs]
+        for name, cause in CAUSES.items()
+        if name not in named and cause.needs in lacking
+    }
+    thinned = f", thinned from {run.seen}" if run.seen > run.stored else ""
+    spread = ", ".join(counted(len(np.unique(run[name])), name) for name in ("seed", "step"))
+    looked = (
+        f"looked at {len(run)} of {run.stored} stored tokens{thinned} of arm {run.arm}: {spread}"
+    )
+    return Diagnosis(explained_away(found), len(run), looked, not_judged, left_open)
 
 
 def explained_away(found: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Drop what another cause explains, add the advice, and put the likeliest first."""
-    every = [dataclasses.replace(each, advice=CAUSES[each.cause].advice) for each in found]
+    """Drop what another cause explains, and put the likeliest first."""
+    every = list(found)
     kept = [each for each in every if not any(_outweighs(other, each) for other in every)]
     return tuple(sorted(kept or every[:1], key=lambda each: -each.confidence))
 
@@ -184,47 +191,45 @@ def _outweighs(one: Finding, other: Finding) -> bool:
     return one.confidence > other.confidence + MUCH_SURER
 
 
-def _has(evidence: Evidence, need: str) -> bool:
-    """Whether the sample holds enough of what a cause needs."""
-    if need == "arms":
-        return evidence.sample.unlike is not None
-    if need == "neighbors" and evidence.pairs < 20:
-        return False
-    if need in ("lists", "neighbors"):
-        return len(evidence.rows) >= FEWEST
-    return not need or int(evidence.usable_token.sum()) >= FEWEST
-
-
-def _not_judged(evidence: Evidence) -> Iterator[str]:
-    """Questions that these rows leave open, a sentence each."""
-    sample = evidence.sample
-    if len(sample) < FEWEST:
-        yield (
-            f"too few tokens to tell: {len(sample)}, and what concerns distributions needs "
-            f"{FEWEST}; single values were looked at"
+def _lacking(evidence: Evidence) -> dict[str, str]:
+    """What causes may need and the sample does not have, each with the reason."""
+    sample, both = evidence.sample, "with log-probs of both policies"
+    pairs = sum(len(evidence.neighbours(d)[0]) for d in (1, 2))
+    lacking = {
+        need: f"{least} {what} are needed, there are {count}"
+        for need, count, least, what in (
+            ("rows", len(sample), FEWEST, "tokens"),
+            ("tokens", evidence.usable_token.sum(), FEWEST, f"tokens {both}"),
+            ("lists", len(evidence.rows), FEWEST, f"lists of {LEAST_SLOTS} ids or more {both}"),
+            ("neighbors", pairs, FEWEST_PAIRS, "pairs of neighboring tokens"),
         )
-        return
-    for reading, names in READINGS.items():
-        if sample.unread.issuperset(names):
-            when = {"pre": "before", "post": "after"}[reading]
-            yield f"whatever needs the policy {when} the update: this arm has no {reading} columns"
+        if count < least
+    }
+    if "lists" in lacking:
+        lacking["neighbors"] = lacking["lists"]
+    if sample.unread.issuperset(READINGS["pre"]):
+        unread = "the policy before the update was not read"
+        lacking |= dict.fromkeys(("tokens", "lists", "neighbors"), unread)
+    if sample.unlike is None:
+        lacking["arms"] = "there are no two finished arms to compare"
+    return lacking
+
+
+def _left_open(evidence: Evidence) -> Iterator[str]:
+    """What else these rows leave open, a sentence each."""
+    sample = evidence.sample
+    if sample.unread.issuperset(READINGS["post"]):
+        yield "whatever needs the policy after the update: it was not read"
     lists = int(evidence.has_list.sum())
     if lists < len(sample):
         yield f"{len(sample) - lists} tokens without lists: of these the scalars alone were seen"
-    if len(evidence.rows) < FEWEST:
-        yield (
-            f"temperature, other-model and stale: {len(evidence.rows)} lists have 5 ids or more "
-            f"with log-probs of both policies, {FEWEST} are needed"
-        )
     if sample.metadata.stored_above is not None:
         divergence, threshold = sample.metadata.stored_above
         yield (
             f"tokens with {divergence.upper()} ≤ {threshold:g}, which are not stored; what is "
             "stored was chosen for its distance, so that small noise does not show"
         )
-    if evidence.pairs < 20:
-        yield f"shift: {evidence.pairs} pairs of neighboring tokens are stored"
-    if sample.metadata.stored_above is None and len(evidence.twins) < 5:
+    elif len(evidence.twins) < 5:
         yield "precision by twins: fewer than 5 prefixes were sampled twice"
     if not sample.metadata.behavior.get("precision"):
         yield "precision against what was declared: the metadata has no `behavior.precision`"
@@ -236,7 +241,7 @@ def _told(found: Finding, tokens: int) -> Iterator[str]:
     size = "" if found.estimate is None else f" · {cause.size} {_value(found.estimate)}"
     share = f"{found.tokens} of {tokens} tokens"
     yield f"{found.cause} · confidence {found.confidence:.2f} · {share}{size}"
-    yield cause.meaning
+    yield (cause.detect.__doc__ or "").partition("\n")[0]
     evidence = [(name.replace("_", " "), value) for name, value in _flat(found.evidence)]
     room = max((len(name) for name, _ in evidence), default=0)
     yield from (f"  {name:{room}}  {value}" for name, value in evidence)

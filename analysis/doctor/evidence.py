@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import softmax
 
 from .sample import Sample
 
@@ -27,41 +28,15 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
-FEWEST: Final = 30
-"""Rows below which a distribution's causes are not judged."""
-
-LEAST_SLOTS: Final = 5
-"""Usable slots that a slope needs."""
-
-SOFTENING: Final = 0.02
-"""Drift (no unit) below which a row's weight grows no more."""
-
-
-LONGEST: Final = 200
-"""Characters of a text from the metadata that are looked at."""
-
 SIDES: Final = ("behavior", "pre", "post")
 
-LOGPROBS: Final = tuple(
-    name for side in SIDES for name in (f"{side}_logprob", f"topk_{side}_logprobs")
-)
-"""The columns of log-probs."""
-
-IMPOSSIBLE: Final = -500.0
-"""No log-prob of a float32 softmax lies below: logits differ by tens."""
-
-SUSPICIOUS: Final = -50.0
-"""Below, a value that repeats is a fill; real log-probs at listed ids seldom get there."""
-
-OTHER_MASS: Final = 0.05
-"""Mass of a row's other ids that rules out a probability of 1."""
-
-
-class Fills(NamedTuple):
-    """The fills of one column: where, in its shape, and each value by its name with its count."""
-
-    cells: Bools
-    values: dict[str, int]
+FEWEST: Final = 30  # rows below which a distribution's causes are not judged
+LEAST_SLOTS: Final = 5  # usable slots that a slope needs
+SOFTENING: Final = 0.02  # drift (no unit) below which a row's weight grows no more
+LONGEST: Final = 200  # characters of a text from the metadata that are looked at
+IMPOSSIBLE: Final = -500.0  # no log-prob of a float32 softmax lies below: logits differ by tens
+SUSPICIOUS: Final = -50.0  # below, a value that repeats is a fill; real log-probs are seldom there
+OTHER_MASS: Final = 0.05  # mass of a row's other ids that rules out a probability of 1
 
 
 class Estimate(NamedTuple):
@@ -80,60 +55,50 @@ class Evidence:
     def __init__(self, sample: Sample) -> None:
         self.sample, self.metadata = sample, sample.metadata
         # What is stored: ids and log-probs of shape (token, topk), and of the sampled token
-        self.ids: NDArray[np.int32] = np.asarray(sample["topk_ids"])
-        self.token: NDArray[np.int32] = np.asarray(sample["token_id"])
-        self.mu, self.mu_token = self.logs("behavior")
-        self.pi, self.pi_token = self.logs("pre")
-        self.post, _ = self.logs("post")
+        self.ids: NDArray[np.int32] = sample["topk_ids"]
+        self.token: NDArray[np.int32] = sample["token_id"]
+        self.lists = {each: sample[f"topk_{each}_logprobs"].astype(np.float64) for each in SIDES}
+        self.scalars = {each: sample[f"{each}_logprob"].astype(np.float64) for each in SIDES}
+        self.mu, self.pi, self.post = self.lists.values()
+        self.mu_token, self.pi_token, _ = self.scalars.values()
         self.listed: Bools = self.ids != -1  # slots that hold an id, possible or not
-        self.has_list: Bools = np.asarray(self.listed.any(axis=1))
-        self.sampled_slot: Bools = np.asarray(self.listed & (self.ids == self.token[:, None]))
-        self.is_listed: Bools = np.asarray(self.sampled_slot.any(axis=1))
+        self.has_list: Bools = self.listed.any(axis=1)
+        self.sampled_slot: Bools = self.listed & (self.ids == self.token[:, None])
+        self.is_listed: Bools = self.sampled_slot.any(axis=1)
+        # Where the columns of log-probs hold fills, and where finite numbers that are none
+        self.fills = find_fills(sample)
+        self.sound: dict[str, Bools] = {
+            name: np.isfinite(sample[name]) & ~cells for name, cells in self.fills.items()
+        }
         # What can be used of it: slots, those with a sound log-prob after the step, and rows
         # whose sampled token has sound log-probs
-        self.fills = find_fills(sample)
-        possible = self.listed & (self.ids >= 0) & (self.ids < self.metadata.vocab_size)
-        behavior, pre, post = (self.sound(f"topk_{side}_logprobs") for side in SIDES)
-        self.usable: Bools = possible & behavior & pre
+        self.impossible: Bools = self.listed & (
+            (self.ids < 0) | (self.ids >= self.metadata.vocab_size)
+        )
+        behavior, pre, post = (self.sound[f"topk_{side}_logprobs"] for side in SIDES)
+        self.usable: Bools = self.listed & ~self.impossible & behavior & pre
         self.usable_post: Bools = self.usable & post
-        self.usable_token: Bools = self.sound("behavior_logprob") & self.sound("pre_logprob")
+        self.usable_token: Bools = self.sound["behavior_logprob"] & self.sound["pre_logprob"]
         # Numbers for prompts and responses, shape (token,)
         self.cluster, self.response = self._codes("group"), self._codes("sequence")
         # KL of the usable slots and one tail, nats; NaN without a slot
-        self.divergence = _divergence(self.mu, self.pi, self.usable)
+        self.divergence = divergence(self.mu, self.pi, self.usable)
         # Rows with slots enough for a slope, and their r, b, log b (b at least 1e-3) and ρ
         rows = np.flatnonzero(self.usable.sum(axis=1) >= LEAST_SLOTS)
         if len(rows):
             spread = np.where(self.usable[rows], self.mu[rows], np.nan)
             rows = rows[np.nanstd(spread, axis=1) > 1e-6]
         self.rows: Ints = rows
-        used, n = self.usable[rows], self.usable[rows].sum(axis=1)
-        x, y = centred(self.mu[rows], used), centred(self.pi[rows], used)
-        xx, yy, xy = (x * x).sum(axis=1) / n, (y * y).sum(axis=1) / n, (x * y).sum(axis=1) / n
-        with np.errstate(divide="ignore", invalid="ignore"):
-            r = xy / np.sqrt(xx * yy)
-        self.correlation: Floats = np.where(np.isfinite(r), np.clip(r, -1, 1), 0.0)
-        self.slope: Floats = np.asarray(xy / xx)
+        mu, pi, used = self.mu[rows], self.pi[rows], self.usable[rows]
+        x, y = centred(mu, used), centred(pi, used)
+        self.correlation: Floats = np.clip(correlation(mu, pi, used), -1, 1)
+        self.slope: Floats = (x * y).sum(axis=1) / (x * x).sum(axis=1)
         self.log_slope: Floats = np.log(np.maximum(self.slope, 1e-3))
-        self.drift = _drift(self.correlation)
+        self.drift = drift_of(self.correlation)
 
     def __len__(self) -> int:
         """Count the rows."""
         return len(self.sample)
-
-    def logs(self, side: str) -> tuple[Floats, Floats]:
-        """Log-probs of "behavior", "pre" or "post" at the listed ids and of the sampled token."""
-        lists, scalars = self.sample[f"topk_{side}_logprobs"], self.sample[f"{side}_logprob"]
-        return np.asarray(lists, dtype=np.float64), np.asarray(scalars, dtype=np.float64)
-
-    def filled(self, column: str) -> Bools:
-        """Where a column holds a fill, in the column's shape."""
-        found = self.fills.get(column)
-        return np.zeros(self.sample[column].shape, np.bool_) if found is None else found.cells
-
-    def sound(self, column: str) -> Bools:
-        """Where a column holds a finite number that is no fill, in the column's shape."""
-        return np.asarray(np.isfinite(self.sample[column]) & ~self.filled(column))
 
     @cached_property
     def has_duplicates(self) -> Bools:
@@ -144,8 +109,8 @@ class Evidence:
 
     def entry(self, side: str) -> tuple[Floats, Bools]:
         """The sampled token's log-prob as the lists have it, and rows in which that is sound."""
-        at = self.sampled_slot & self.sound(f"topk_{side}_logprobs")
-        found = np.where(at, self.logs(side)[0], -np.inf).max(axis=1, initial=-np.inf)
+        at = self.sampled_slot & self.sound[f"topk_{side}_logprobs"]
+        found = np.where(at, self.lists[side], -np.inf).max(axis=1, initial=-np.inf)
         return np.asarray(found), np.asarray(at.any(axis=1))
 
     @cached_property
@@ -155,39 +120,24 @@ class Evidence:
         The scalar and the list then come from one row, but from that of another token.
         """
         entry, known = self.entry("pre")
-        judged = known & self.sound("pre_logprob")
+        judged = known & self.sound["pre_logprob"]
         if judged.sum() < FEWEST:
             return 0.0
-        with np.errstate(invalid="ignore"):
-            differs = judged & (np.abs(entry - self.pi_token) > 1e-3)
-            other = (np.abs(self.pi - self.pi_token[:, None]) < 1e-5) & self.listed
+        differs = judged & (np.abs(entry - self.pi_token) > 1e-3)
+        other = (np.abs(self.pi - self.pi_token[:, None]) < 1e-5) & self.listed
         return float((differs & other.any(axis=1)).sum() / judged.sum())
 
     def mass(self, side: str) -> Floats:
         """Mass of the "behavior", "pre" or "post" lists, shape (token,); fills and −∞ are 0."""
-        used = self.listed & self.sound(f"topk_{side}_logprobs")
-        logs = np.minimum(self.logs(side)[0], 1.0)
+        used = self.listed & self.sound[f"topk_{side}_logprobs"]
+        logs = np.minimum(self.lists[side], 1.0)
         return np.asarray(np.exp(np.where(used, logs, -np.inf)).sum(axis=1))
 
     @cached_property
-    def update(self) -> Floats:
-        """KL from the policy before the step to the one after it, nats, shape (token,)."""
-        return _divergence(self.pi, self.post, self.usable_post)
-
-    @cached_property
-    def update_drift(self) -> Floats:
-        """ρ of the policy before and after the step, of `rows`; 0 where it cannot be told."""
-        pi, post = self.pi[self.rows], self.post[self.rows]
-        r = correlation(pi, post, self.usable_post[self.rows], constant=1.0)
-        return _drift(np.minimum(r, 1.0))
-
-    @cached_property
-    def offset(self) -> Floats:
-        """Mean of log π − log μ over the usable slots, weighted by μ, nats, of `rows`."""
-        used = self.usable[self.rows]
-        weight = np.exp(np.where(used, np.minimum(self.mu[self.rows], 0), -np.inf))
-        gap = np.where(used, self.pi[self.rows] - self.mu[self.rows], 0.0)
-        return np.asarray((weight * gap).sum(axis=1) / np.maximum(weight.sum(axis=1), 1e-300))
+    def residual(self) -> Floats:
+        """Standard deviation of log π − log μ over the usable slots, nats, of `rows`."""
+        gap = np.where(self.usable, self.pi - self.mu, np.nan)[self.rows]
+        return np.nanstd(gap, axis=1) if len(gap) else np.zeros(0)
 
     def at_vanishing_drift(self, values: Floats) -> Estimate:
         """Mean of a quantity of `rows` as ρ → 0, with its error over clusters.
@@ -196,16 +146,54 @@ class Evidence:
         better half of the rows takes part. NaN below `FEWEST` rows.
         """
         take = np.isfinite(values)
-        drift, chosen, cluster = self.drift[take], values[take], self.cluster[self.rows][take]
-        if len(chosen) < FEWEST:
-            return Estimate(np.nan, np.nan, len(chosen), len(np.unique(cluster)), np.nan)
+        drift, values, cluster = self.drift[take], values[take], self.cluster[self.rows][take]
+        if len(values) < FEWEST:
+            return Estimate(np.nan, np.nan, len(values), len(np.unique(cluster)), np.nan)
         low = drift <= np.quantile(drift, 0.5)
-        drift, chosen, cluster = drift[low], chosen[low], cluster[low]
+        drift, values, cluster = drift[low], values[low], cluster[low]
         weight = 1 / (SOFTENING**2 + drift**2)
-        mean = float((weight * chosen).sum() / weight.sum())
-        error = _cluster_error(chosen - mean, weight, cluster)
-        left = float((weight * drift).sum() / weight.sum())
-        return Estimate(mean, error, len(chosen), len(np.unique(cluster)), left)
+        mean = np.average(values, weights=weight)
+        # Residuals depend within clusters.
+        codes = np.unique(cluster, return_inverse=True)[1].reshape(-1)
+        sums = np.bincount(codes, weights=weight * (values - mean))
+        n, error = len(sums), np.nan
+        if n > 1:
+            error = np.sqrt((sums**2).sum() * n / (n - 1)) / weight.sum()
+        left = np.average(drift, weights=weight)
+        return Estimate(float(mean), float(error), len(values), n, float(left))
+
+    @cached_property
+    def tilt(self) -> tuple[float, float]:
+        """Where between μ and π the policy lies that the tokens were sampled from.
+
+        The maximum-likelihood λ and its standard error, NaN where the rows cannot tell, of
+
+            p ∝ exp((1 + α) x + λ g),    g = y − (a + b x),
+
+        over the usable slots, with x = log μ, y = log π and g what is left of y after a row's own
+        line: 0 where the recorded μ is the sampler, 1 where π is. α takes up a temperature.
+        """
+        some = (self.usable & self.sampled_slot)[self.rows].any(axis=1)
+        rows, slope = self.rows[some], self.slope[some]
+        if len(rows) < FEWEST:
+            return np.nan, np.nan
+        used = self.usable[rows]
+        x, y = centred(self.mu[rows], used), centred(self.pi[rows], used)
+        both = np.stack([x, np.clip(y - slope[:, None] * x, -6, 6)])
+        hit = np.where(self.sampled_slot[rows] & used, both, 0.0).sum(axis=2)
+        value = np.zeros(2)
+        for _ in range(15):
+            logits = np.where(used, (1 + value[0]) * both[0] + value[1] * both[1], -np.inf)
+            weight = softmax(logits, axis=1)
+            mean = (weight * both).sum(axis=2)
+            second = np.einsum("ts,its,jts->ij", weight, both, both) - mean @ mean.T
+            if not np.isfinite(second).all() or np.linalg.det(second) < 1e-9:
+                return np.nan, np.nan
+            step = np.linalg.solve(second, (hit - mean).sum(axis=1))
+            value = np.clip(value + np.clip(step, -0.5, 0.5), -2, 3)
+            if np.abs(step).max() < 1e-6:
+                break
+        return float(value[1]), float(np.sqrt(np.linalg.inv(second)[1, 1]))
 
     def looked_up(self, rows: Ints, ids: NDArray[np.integer], logs: Floats) -> Floats:
         """Values that the lists of some rows give to ids, shape (row, slot); NaN for none."""
@@ -240,19 +228,13 @@ class Evidence:
         found = keys[place] == wanted if len(keys) else np.zeros(0, np.bool_)
         return order[found], order[place[found]]
 
-    @property
-    def pairs(self) -> int:
-        """How many pairs of rows are one or two positions apart."""
-        return sum(len(self.neighbours(d)[0]) for d in (1, 2))
-
     @cached_property
     def twins(self) -> list[Ints]:
         """Rows of one step whose responses share prompt and prefix: both policies are equal.
 
         A row takes part whose whole prefix is stored; those at position 0 need none.
         """
-        sample = self.sample
-        order = np.lexsort((sample["position"], self.response))
+        order = self._places[1]
         found: dict[int, list[int]] = {}
         # Every prefix has a number, given to it by the one before and the token; a prompt's is
         # below 0.
@@ -262,7 +244,7 @@ class Evidence:
             if self.response[row] != response:
                 response, length = int(self.response[row]), 0
                 prefix = -1 - int(self.cluster[row])
-            if sample["position"][row] != length:
+            if self.sample["position"][row] != length:
                 continue
             if self.has_list[row]:
                 found.setdefault(prefix, []).append(row)
@@ -279,13 +261,13 @@ def said(words: Mapping[str, Any], name: str, default: str | None = None) -> Any
     return value if isinstance(value, int | float) else default
 
 
-def _drift(r: Floats) -> Floats:
+def drift_of(r: Floats) -> Floats:
     """ρ of a correlation."""
     r = np.maximum(r, 1e-3)
     return np.asarray(np.sqrt(np.maximum(1 - r**2, 0)) / r)
 
 
-def _divergence(log_p: Floats, log_q: Floats, usable: Bools) -> Floats:
+def divergence(log_p: Floats, log_q: Floats, usable: Bools) -> Floats:
     """KL over the usable slots and what is left of 1, never below 0; NaN without a slot."""
     p = np.exp(np.where(usable, np.minimum(log_p, 0), -np.inf))
     q = np.exp(np.where(usable, np.minimum(log_q, 0), -np.inf))
@@ -293,16 +275,6 @@ def _divergence(log_p: Floats, log_q: Floats, usable: Bools) -> Floats:
     rest_p, rest_q = (np.maximum(1 - each.sum(axis=1), 1e-12) for each in (p, q))
     found = np.maximum(inside + rest_p * np.log(rest_p / rest_q), 0.0)
     return np.where(usable.any(axis=1), found, np.nan)
-
-
-def _cluster_error(residual: Floats, weight: Floats, cluster: Ints) -> float:
-    """Standard error of a weighted mean whose residuals depend within clusters."""
-    codes = np.unique(cluster, return_inverse=True)[1].reshape(-1)
-    sums = np.bincount(codes, weights=weight * residual)
-    clusters = len(sums)
-    if clusters < 2:
-        return np.nan
-    return float(np.sqrt((sums**2).sum() * clusters / (clusters - 1)) / weight.sum())
 
 
 def centred(logs: Floats, used: Bools) -> Floats:
@@ -317,7 +289,7 @@ def correlation(log_p: Floats, log_q: Floats, used: Bools, *, constant: float = 
     p, q = centred(log_p, used), centred(log_q, used)
     with np.errstate(divide="ignore", invalid="ignore"):
         r = (p * q).sum(axis=1) / np.sqrt((p * p).sum(axis=1) * (q * q).sum(axis=1))
-    return np.asarray(np.where(np.isfinite(r), r, constant))
+    return np.where(np.isfinite(r), r, constant)
 
 
 # Fills: values that an engine, a parser or a trainer puts where a log-prob is missing.
@@ -327,23 +299,23 @@ def correlation(log_p: Floats, log_q: Floats, used: Bools, *, constant: float = 
 # sure token has it; it is a fill where other ids of the row hold mass.
 
 
-def find_fills(sample: Sample) -> dict[str, Fills]:
-    """Find the fills of every column of log-probs; columns without any are left out."""
-    ids, token = np.asarray(sample["topk_ids"]), np.asarray(sample["token_id"])
+def find_fills(sample: Sample) -> dict[str, Bools]:
+    """Where every column of log-probs holds fills, in the column's shape."""
+    ids, token = sample["topk_ids"], sample["token_id"]
     # A hash of each list: rows of the same context share it. It wraps round, which does no harm.
     weights = np.random.default_rng(0).integers(1, 2**40, ids.shape[1], dtype=np.int64)
     with np.errstate(over="ignore"):
-        context = np.asarray((ids.astype(np.int64) * weights).sum(axis=1))
+        context = (ids.astype(np.int64) * weights).sum(axis=1)
     found = {}
-    for name in (each for each in LOGPROBS if each not in sample.unread):
+    for name in (each for side in SIDES for each in (f"{side}_logprob", f"topk_{side}_logprobs")):
         values = np.asarray(sample[name], dtype=np.float32)
         at = ids if values.ndim == 2 else token
         there = ids != -1 if values.ndim == 2 else np.ones(len(values), np.bool_)
-        cells = _not_finite(name, values, there, sample)
-        cells |= _constants(values, there, context, at)
-        cells |= _zeros(name, values, there, sample, cells)
-        if cells.any():
-            found[name] = Fills(cells, _counted(values[cells]))
+        found[name] = cells = np.zeros(values.shape, np.bool_)
+        if name not in sample.unread:
+            cells |= _not_finite(name, values, there, sample)
+            cells |= _constants(values, there, context, at)
+            cells |= _zeros(name, values, there, sample, cells)
     return found
 
 
@@ -367,21 +339,18 @@ def rounded_to(values: NDArray[np.float32]) -> str | None:
 
 def _not_finite(name: str, values: NDArray[np.float32], there: Bools, sample: Sample) -> Bools:
     """NaN and ∞ anywhere; −∞ but where a truncated policy has it: in a part of a list."""
-    cells = (np.isnan(values) | np.isposinf(values)) & there
+    cells: Bools = (np.isnan(values) | np.isposinf(values)) & there
     minus = np.isneginf(values) & there
-    if not minus.any():
-        return cells
+    if not minus.any() or name == "behavior_logprob":  # such a token cannot have been sampled
+        return cells | minus
     if values.ndim == 2:
         # Part of a row is what truncated sampling leaves; a whole row is no distribution.
-        some = np.isfinite(np.where(there, values, np.nan)).any(axis=1, keepdims=True)
-        return np.asarray(cells | (minus & ~some))
-    if name == "behavior_logprob":  # such a token cannot have been sampled
-        return np.asarray(cells | minus)
-    lists, listed = np.asarray(sample[f"topk_{name}s"]), np.asarray(sample["topk_ids"]) != -1
-    cut = np.isneginf(lists) & listed
-    partly = cut.any(axis=1) & (np.isfinite(lists) & listed).any(axis=1)
+        known: Bools = np.isfinite(values) & there
+        return np.asarray(cells | minus & ~known.any(axis=1, keepdims=True))
+    lists, listed = sample[f"topk_{name}s"], sample["topk_ids"] != -1
+    partly = (np.isneginf(lists) & listed).any(axis=1) & (np.isfinite(lists) & listed).any(axis=1)
     truncated = partly.sum() >= max(3, 0.01 * len(values))
-    return np.asarray(cells | (minus & ~(partly | truncated)))
+    return np.asarray(cells | minus & ~(partly | truncated))
 
 
 def _constants(
@@ -393,7 +362,7 @@ def _constants(
     where it comes up at several ids.
     """
     finite = np.isfinite(values) & there
-    cells: Bools = np.asarray(finite & (values <= IMPOSSIBLE), dtype=np.bool_)
+    cells: Bools = finite & (values <= IMPOSSIBLE)
     flat = values[finite]
     if not len(flat):
         return cells
@@ -434,31 +403,22 @@ def _zeros(
     name: str, values: NDArray[np.float32], there: Bools, sample: Sample, others: Bools
 ) -> Bools:
     """0.0 where the row's other ids hold mass."""
-    zero: Bools = np.asarray((values == 0) & there, dtype=np.bool_)
+    zero: Bools = (values == 0) & there
     if not zero.any():
         return zero
     if values.ndim == 2:
         logs = np.where(there & np.isfinite(values) & ~others, values, -np.inf)
         probs = np.exp(np.minimum(logs.astype(np.float64), 0))
-        rest = probs.sum(axis=1, keepdims=True) - probs
-        return np.asarray(zero & (rest > OTHER_MASS))
-    logs = np.asarray(sample[f"topk_{name}s"], dtype=np.float64)
-    listed = np.asarray(sample["topk_ids"]) != -1
+        rest: Floats = probs.sum(axis=1, keepdims=True) - probs
+        return zero & (rest > OTHER_MASS)
+    logs = sample[f"topk_{name}s"].astype(np.float64)
+    listed = sample["topk_ids"] != -1
     used = listed & np.isfinite(logs) & (logs < -1e-6) & (logs > IMPOSSIBLE)
     other = used & (sample["topk_ids"] != sample["token_id"][:, None])
-    contradicted = np.exp(np.where(other, logs, -np.inf)).sum(axis=1) > OTHER_MASS
+    contradicted: Bools = np.exp(np.where(other, logs, -np.inf)).sum(axis=1) > OTHER_MASS
     # Without a list the other policy must do: a sure token is sure for both.
     beside = "pre_logprob" if name == "behavior_logprob" else "behavior_logprob"
-    alone = ~listed.any(axis=1) & (np.asarray(sample[beside]) < np.log1p(-OTHER_MASS))
+    alone = ~listed.any(axis=1) & (sample[beside] < np.log1p(-OTHER_MASS))
     if alone.sum() >= 3:
         contradicted |= alone
-    return np.asarray(zero & contradicted, dtype=np.bool_)
-
-
-def _counted(values: NDArray[np.float32]) -> dict[str, int]:
-    """Values by name with their counts, most frequent first; at most six."""
-    found, counts = np.unique(values, return_counts=True)
-    names = {"nan": "NaN", "inf": "+inf"}
-    order = np.argsort(-counts, kind="stable")[:6]
-    written = [f"{found[at]:.7g}" for at in order]
-    return {names.get(name, name): int(counts[at]) for name, at in zip(written, order, strict=True)}
+    return zero & contradicted

@@ -1,14 +1,15 @@
 """Findings, and the registry of the causes that may be found.
 
-A cause is a function of the evidence with the decorator `cause`, in the module of its family.
+A cause is a function of the evidence with the decorator `Cause`, in the module of its family.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+from deltad.analysis.result import without_nan
 
 from .evidence import Evidence
 
@@ -43,37 +44,46 @@ class Finding:
 
     def to_json_object(self) -> dict[str, Any]:
         """The finding as plain objects; what is not finite is None."""
-        return {
-            "cause": self.cause,
-            "confidence": round(self.confidence, 3),
-            "tokens": self.tokens,
-            "estimate": _plain(self.estimate),
-            "evidence": {name: _plain(value) for name, value in self.evidence.items()},
-            "advice": self.advice,
-        }
+        plain: dict[str, Any] = without_nan({**vars(self), "confidence": round(self.confidence, 3)})
+        return plain
+
+
+def finding(confidence: Any, tokens: Any, estimate: Any = None, **evidence: Any) -> Finding:
+    """What a cause found, in Python's own numbers; its name and advice are added to it later."""
+    plain = {
+        name: value.tolist() if hasattr(value, "tolist") else value
+        for name, value in evidence.items()
+    }
+    size = None if estimate is None else float(estimate)
+    return Finding("", float(confidence), int(tokens), size, plain)
 
 
 Detect = Callable[[Evidence], Finding | None]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Cause:
-    """One reason why engine and trainer disagree.
+    """One reason why engine and trainer disagree, as a decorator of the function that finds it.
 
     Causes explain each other away in their `order`: one with a lower number has seen its fault in
     single values, or in a relation that the others only suffer from. `explains` names those whose
-    signs it shows too. `meaning` and `size` say what went wrong and what an estimate is. It
-    `needs` "arms", "tokens", "lists" or "neighbors" to be judged, or nothing but single values.
+    signs it shows too; `size` says what an estimate is. To be judged it `needs` "arms", "rows",
+    "tokens", "lists" or "neighbors", or only single values.
     """
 
     name: str
     order: int
-    detect: Detect
-    meaning: str
     size: str
     advice: str
-    explains: frozenset[str]
-    needs: str
+    explains: frozenset[str] = frozenset()
+    needs: str = ""
+    detect: Detect = field(init=False)
+
+    def __call__(self, detect: Detect) -> Detect:
+        """Enter the cause into `CAUSES`; the function's docstring says what went wrong."""
+        self.detect = detect
+        CAUSES[self.name] = self
+        return detect
 
 
 CAUSES: Final[dict[str, Cause]] = {}
@@ -81,35 +91,3 @@ CAUSES: Final[dict[str, Cause]] = {}
 
 DISTANCE: Final = frozenset({"temperature", "stale", "other-model", "precision"})
 """Causes that are seen by the distance of the policies."""
-
-
-def cause(
-    name: str,
-    order: int,
-    *,
-    size: str,
-    advice: str,
-    explains: frozenset[str] = frozenset(),
-    needs: str = "",
-) -> Callable[[Detect], Detect]:
-    """Enter a function of the evidence into `CAUSES`; its docstring is the cause's meaning."""
-
-    def enter(detect: Detect) -> Detect:
-        meaning = (detect.__doc__ or "").partition("\n")[0]
-        CAUSES[name] = Cause(name, order, detect, meaning, size, advice, explains, needs)
-        return detect
-
-    return enter
-
-
-def _plain(value: Any) -> Any:
-    """NumPy's numbers as Python's, what is not finite as None, inside lists and mappings too."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return value

@@ -206,23 +206,29 @@ def chosen_arm(dump: Dump) -> str:
 def _read(
     parts: list[PartFile], names: list[str], limit: int, progress: Progress | None
 ) -> dict[str, NDArray[Any]]:
-    """Columns of the chosen rows of some files, `seed` among them."""
+    """Columns of the chosen rows of some files, `seed` among them.
+
+    Rows that keep their top-K log-probs for their D alone are no fair sample: these become NULL.
+    """
     top_k = parts[0].metadata.top_k if parts else 1
-    found: dict[str, list[NDArray[Any]]] = {
-        name: [_no_rows(name, top_k)] for name in (*names, "seed")
+    found = {
+        name: [np.zeros((0, top_k) if COLUMNS[name].is_vector else 0, COLUMNS[name].dtype)]
+        for name in names
     }
+    seeds = [np.zeros(0, np.int32)]
     for part, batch in _blocks(parts, names, limit):
-        far = _chosen_for_distance(part, batch) if "topk_ids" in names else None
+        far, near = None, part.metadata.near
+        if near is not None and "topk_ids" in names:
+            far = drawn(part.seed, *(batch[name] for name in _KEY[1:])) >= near.sample
         for name in names:
             values = np.asarray(batch[name])
             if far is not None and COLUMNS[name].is_vector:
-                values = values.copy()
-                values[far] = -1 if name == "topk_ids" else np.nan
-            found[name].append(values)
-        found["seed"].append(np.full(len(batch), part.seed, np.int32))
+                values = np.where(far[:, None], -1 if name == "topk_ids" else np.nan, values)
+            found[name].append(values.astype(COLUMNS[name].dtype, copy=False))
+        seeds.append(np.full(len(batch), part.seed, np.int32))
         if progress is not None:
             progress(len(batch))
-    return {name: np.concatenate(values) for name, values in found.items()}
+    return {name: np.concatenate(each) for name, each in (*found.items(), ("seed", seeds))}
 
 
 def _blocks(
@@ -255,38 +261,13 @@ def _blocks(
         position = end
 
 
-def _chosen_for_distance(part: PartFile, batch: Batch) -> NDArray[np.bool_] | None:
-    """Rows that keep their top-K log-probs for their D alone: no fair sample of the lists."""
-    near = part.metadata.near
-    if near is None:
-        return None
-    step, sequence, position = (batch[name] for name in _KEY[1:])
-    return np.asarray(drawn(part.seed, step, sequence, position) >= near.sample)
-
-
-def _no_rows(name: str, top_k: int) -> NDArray[Any]:
-    """A column of no rows."""
-    if name == "seed":
-        return np.zeros(0, np.int32)
-    return np.zeros((0, top_k) if COLUMNS[name].is_vector else 0, COLUMNS[name].dtype)
-
-
 def _aligned(
     columns: Mapping[str, NDArray[Any]], theirs: Mapping[str, NDArray[Any]]
 ) -> NDArray[np.bool_] | None:
     """Another arm's `in_loss` in our order of rows; None where it has not the same rows."""
-    keys = [
-        np.stack([each[name].astype(np.int64) for name in _KEY], axis=1)
-        for each in (theirs, columns)
-    ]
-    count = len(keys[0])
-    if not count or not len(keys[1]):
-        return None
-    _, place = np.unique(np.concatenate(keys), axis=0, return_inverse=True)
-    place = place.reshape(-1)
-    row = np.full(int(place.max()) + 1, -1)
-    row[place[:count]] = np.arange(count)
-    mine = row[place[count:]]
-    if (mine < 0).any():
-        return None
-    return np.asarray(theirs["in_loss"][mine], dtype=np.bool_)
+    ours, others = (
+        zip(*(each[name].tolist() for name in _KEY), strict=True) for each in (columns, theirs)
+    )
+    known = dict(zip(others, theirs["in_loss"].tolist(), strict=True))
+    found = [known.get(key) for key in ours]
+    return np.array(found, np.bool_) if found and None not in found else None

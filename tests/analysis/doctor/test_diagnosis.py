@@ -81,21 +81,23 @@ def test_at_most_one_seed_in_twenty_raises_an_alarm(dump: str) -> None:
 def test_few_tokens_raise_no_alarm_and_are_said_to_be_few() -> None:
     sample = made_sample(policy=lambda logits: logits / 0.5)
     diagnosis = examine(sample.take(np.arange(12)))
-    assert diagnosis.healthy
-    assert any("too few tokens" in each for each in diagnosis.looked.without)
-    assert "sentinel" in diagnosis.looked.judged
-    judged = str(diagnosis).split("looked at")[0]
-    assert not any(cause in judged for cause in ("temperature", "truncation", "shift", "stale"))
+    assert diagnosis.healthy is None
+    assert diagnosis.not_judged["advantage"] == "30 tokens are needed, there are 12"
+    text = str(diagnosis)
+    assert text.startswith("nothing wrong found, but not enough to tell\nlooked for: sentinel, ")
+    judged = text.split("looked at")[0]
+    assert not any(cause in judged for cause in diagnosis.not_judged)
+    assert {"temperature", "truncation", "shift", "stale", "advantage"} < {*diagnosis.not_judged}
 
 
 def test_no_tokens_at_all_are_no_fault(tmp_path: Path) -> None:
     run = make_dump(tmp_path / "run", empty_seeds=(0, 1))
-    assert examine(run).healthy
+    assert examine(run).healthy is None
 
 
 def test_rows_without_lists_are_looked_at_as_far_as_they_go(tmp_path: Path) -> None:
     diagnosis = examine(make_dump(tmp_path / "run", null_vectors=1.0, rows=40))
-    assert any("without lists" in each for each in diagnosis.looked.without)
+    assert any("without lists" in each for each in diagnosis.open)
 
 
 def test_vectors_that_were_kept_for_their_distance_are_not_looked_at(tmp_path: Path) -> None:
@@ -114,7 +116,7 @@ def test_vectors_that_were_kept_for_their_distance_are_not_looked_at(tmp_path: P
     assert np.isnan(sample["topk_pre_logprobs"][~listed]).all()
     diagnosis = examine(sample)
     assert diagnosis.healthy
-    assert any("without lists" in each for each in diagnosis.looked.without)
+    assert any("without lists" in each for each in diagnosis.open)
 
 
 def test_two_faults_that_do_not_explain_each_other_are_both_found() -> None:

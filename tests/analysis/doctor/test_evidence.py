@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from deltad.analysis.doctor.evidence import Evidence
-from deltad.analysis.doctor.sampling import tilt
 from tests.analysis.doctor.made import LENGTH, RESPONSES, log_softmax, made_sample
 
 
@@ -69,11 +68,11 @@ def test_twins_share_prompt_and_prefix() -> None:
 
 
 def test_tilt_is_zero_for_the_recorded_sampler_and_the_known_share_for_another() -> None:
-    value, error = tilt(Evidence(made_sample(groups=20)))
+    value, error = Evidence(made_sample(groups=20)).tilt
     assert abs(value) < 4 * error
     # At step 1 the sampler lies 4 of 5 parts of the way from the recorded μ to π.
     sample = made_sample(steps=1, groups=60, lag=4.0, sampler=lambda logits: logits)
-    value, error = tilt(Evidence(sample))
+    value, error = Evidence(sample).tilt
     assert value == pytest.approx(0.8, abs=4 * error + 0.05)
 
 

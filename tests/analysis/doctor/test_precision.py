@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from deltad.analysis.doctor import examine
+from deltad.analysis.doctor.distance import declared, twin_noise
 from deltad.analysis.doctor.evidence import Evidence
-from deltad.analysis.doctor.precision import declared, twin_noise
 from tests.analysis.doctor.made import log_softmax, made_sample
 
 

@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 from deltad.analysis.doctor import Diagnosis, Finding, Sample, examine, read_sample
 from deltad.analysis.doctor import evidence as evidence_module
 from deltad.analysis.doctor import sample as sample_module
-from deltad.analysis.doctor.diagnosis import Looked
 from deltad.analysis.doctor.evidence import Evidence
 from deltad.cli import app
 from deltad.dumps import METADATA_KEY, Dump, DumpError, Metadata, schema
@@ -136,10 +135,8 @@ def test_metadata_of_any_kind_is_a_short_text_of_printable_characters() -> None:
     sample = noisy.with_metadata(behavior=hostile)
     answer = examine(sample)
     assert len(str(answer)) < 10_000
-    looked = Looked("run", "none", 1, 1, 1, 1, 1)
-    text = str(
-        Diagnosis((Finding("precision", 0.9, 1, None, {"declared": "\x1b[2J\n\x9b"}),), looked)
-    )
+    found = Finding("precision", 0.9, 1, None, {"declared": "\x1b[2J\n\x9b"})
+    text = str(Diagnosis((found,), 1, "looked at one token"))
     assert "\\x1b[2J \\x9b" in text
     assert all(line.isprintable() for line in text.splitlines())
 
