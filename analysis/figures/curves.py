@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -20,14 +21,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_ALONE: Final = (
-    "accuracy", "reward", "length", "ppo_kl", "masked_fraction", "outside_fraction"
-)  # fmt: skip
-"""Curves of one setting, three in a row."""
-
+# Curves of one setting, three in a row; and of several settings, a row each
+_ALONE: Final = ("accuracy", "reward", "length", "ppo_kl", "masked_fraction", "outside_fraction")
 _SEVERAL: Final = ("accuracy", "ppo_kl", "masked_fraction", "outside_fraction")
-"""Curves of several settings, a row each."""
-
 _DASHES: Final = ("-", "--", "-.")  # masks may decide alike throughout: each line shows
 
 
@@ -38,7 +34,7 @@ def _training(table: TrainingTable) -> Figure:
         raise QuestionError("no run was trained to its end: there is nothing to draw")
     settings = table.settings
     several = len(settings) > 1
-    names = _SEVERAL if several else _ALONE
+    names: tuple[str, ...] = _SEVERAL if several else _ALONE
     shape = (len(names), len(settings)) if several else (2, 3)
     size = (1.2 + 2.6 * len(settings), 8.6) if several else (9.0, 5.6)
     seeds = sorted({len(row.runs) for row in table.rows})
@@ -47,18 +43,17 @@ def _training(table: TrainingTable) -> Figure:
         *size, f"{many} per mask" if several else f"{settings[0].name} · {many} per mask",
         "lines: means over seeds; bands: their 95 % t-intervals; dots: seeds, at the end",
     )  # fmt: skip
-    axes = figure.subplots(*shape, squeeze=False, sharey="row" if several else False)
-    places = [(name, setting) for name in names for setting in settings]
-    for (name, setting), ax in zip(places, axes.flat, strict=True):
+    axes = figure.subplots(*shape, squeeze=False, sharey="row" if several else False).ravel()
+    for ax, (name, setting) in zip(axes, product(names, settings), strict=True):
         _curve(table, name, setting, ax)
         if several and name == names[0]:
             ax.set_title(table.name_of(setting), fontsize=SMALL, parse_math=False)
         if setting is not settings[0]:
             ax.set_ylabel("")
-    for (name, _), ax in zip(places, axes.flat, strict=True):
+    for ax, (name, _) in zip(axes, product(names, settings), strict=True):
         if name.endswith("_fraction"):  # once all that share the axis are drawn
             ax.set_ylim(bottom=0)
-    legend_below(figure, *axes.flat)
+    legend_below(figure, *axes)
     return figure
 
 
@@ -70,15 +65,12 @@ def _curve(table: TrainingTable, name: str, setting: Setting, ax: Axes) -> None:
         if not len(steps):
             continue
         mean, low, high = t_band(values)
-        ax.plot(
-            steps, mean, _DASHES[at % len(_DASHES)], color=colours[mask], linewidth=1.4, label=mask
-        )
-        ax.fill_between(steps, low, high, color=colours[mask], alpha=0.13, linewidth=0)
+        colour, dashes = colours[mask], _DASHES[at % len(_DASHES)]
+        ax.plot(steps, mean, dashes, color=colour, linewidth=1.4, label=mask)
+        ax.fill_between(steps, low, high, color=colour, alpha=0.13, linewidth=0)
         if name == "accuracy":
-            ax.plot(
-                np.full(len(values), steps[-1] * (1.02 + 0.015 * at)), values[:, -1], ".",
-                markersize=4, color=colours[mask], alpha=0.7, markeredgewidth=0,
-            )  # fmt: skip
+            behind = np.full(len(values), steps[-1] * (1.02 + 0.015 * at))
+            ax.plot(behind, values[:, -1], ".", ms=4, mew=0, color=colour, alpha=0.7)
     samples = f" (avg@{setting.options['eval_samples']})" if name == "accuracy" else ""
     label_axes(ax, "optimizer steps", CURVES[name].label + samples)
 
@@ -101,10 +93,8 @@ def _power(table: PowerTable) -> Figure:
                 ax.plot(seeds, powers, "--", color="#D55E00", lw=1.3, label="equal mean rates")
                 continue
             shade = 0.75 - 0.75 * at / max(1, len(table.curves) - 1)
-            ax.plot(
-                seeds, powers, color=(shade * 0.9, shade, 0.45 + 0.5 * shade), linewidth=1.3,
-                label=f"lower by {points(difference)}",
-            )  # fmt: skip
+            colour = (shade * 0.9, shade, 0.45 + 0.5 * shade)
+            ax.plot(seeds, powers, color=colour, lw=1.3, label=f"lower by {points(difference)}")
         ax.axhline(table.goal, color="#333333", linewidth=0.7, linestyle=":")
         here = f"this dump: {counted(table.seeds, 'seed')}"
         ax.axvline(table.seeds, color="#333333", linewidth=0.9, linestyle="-.", label=here)

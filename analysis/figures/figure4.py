@@ -6,35 +6,14 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from deltad.analysis import paper
 from deltad.analysis.pairs import SIDES
-from deltad.analysis.result import (
-    DASH,
-    counted,
-    number,
-    p_value,
-    title,
-    unit,
-    with_interval,
-)
+from deltad.analysis.result import DASH, counted, number, p_value, title, unit, with_interval
 from deltad.analysis.tables.rates import RateTable
 
-from .style import (
-    NORMAL,
-    SMALL,
-    Shown,
-    axes_or_new,
-    colours_of,
-    draw,
-    draw_points,
-    folded,
-    label_axes,
-    legend_below,
-    new_figure,
-    say,
-)
+from . import style
+from .style import SMALL, Floats, Shown, draw, draw_points, folded, label_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,8 +28,7 @@ _PAPER: Final[dict[str, Any]] = {
 _BINS_A_SIDE: Final = 12
 _LINEAR_DECADES: Final = 0.5  # room for the labels on both sides of 0
 _HEADROOM: Final = 1.6  # the legend stands above the histograms
-_PLACES: Final = {"baseline": 0.0, "criterion": 1.0}
-_OUTWARD: Final = {"baseline": -1.0, "criterion": 1.0}
+_ORDER: Final = ("baseline", "criterion")  # of the places, from left to right
 
 
 @draw.register(RateTable)
@@ -78,14 +56,13 @@ def figure4(table: RateTable) -> Figure:
             f"{apart} in disagreement"
         )
     head = f"{title(table.question)} · protocol {table.question.protocol}"
-    figure = new_figure(7.4, 4.4, head, size)
+    figure = style.new_figure(7.4, 4.4, head, size)
     grid = figure.add_gridspec(2, 2, width_ratios=(1.5, 1), height_ratios=(3.4, 1))
     draw_delta_d(table, ax=figure.add_subplot(grid[0, 0]))
     draw_contracting(table, ax=figure.add_subplot(grid[1, 0]))
     rates = draw_paired_rates(table, ax=figure.add_subplot(grid[:, 1]), legend=False)
-    legend_below(figure, rates)
-    for letter, ax in zip("abc", figure.axes, strict=True):
-        ax.set_title(letter, loc="left", fontsize=NORMAL, fontweight="bold")
+    style.legend_below(figure, rates)
+    style.name_panels(figure)
     return figure
 
 
@@ -109,7 +86,7 @@ def draw_delta_d(table: RateTable, *, ax: Axes | None = None) -> Axes:
     The axis is linear near 0 and logarithmic beyond. No bin holds both signs; tokens with
     ΔD = 0 are in no bin, and their number is in the legend.
     """
-    ax = axes_or_new(ax)
+    ax = ax or _new_axes()
     sizes = np.abs(np.concatenate([table.delta_d[side] for side in SIDES]))
     moved = sizes[sizes > 0]
     if len(moved):
@@ -125,13 +102,10 @@ def draw_delta_d(table: RateTable, *, ax: Axes | None = None) -> Axes:
         ax.set_xlim(-1, 1)
         ax.set_xticks([0])
         ax.set_yticks([])
-        say(ax, "ΔD = 0 on every kept token" if len(sizes) else "no disagreement token")
+        style.say(ax, "ΔD = 0 on every kept token" if len(sizes) else "no disagreement token")
     nats = f",{unit(table.question)}" if unit(table.question) else ""
-    label_axes(
-        ax,
-        f"← contracts      ΔD = D after − D before{nats}      moves out →",
-        "share of kept disagreement tokens",
-    )
+    words = f"← contracts      ΔD = D after − D before{nats}      moves out →"
+    label_axes(ax, words, "share of kept disagreement tokens")
     return ax
 
 
@@ -150,18 +124,16 @@ def draw_contracting(table: RateTable, *, ax: Axes | None = None) -> Axes:
     Axes
         A point with its interval per criterion; a diamond where the paper reports the pair.
     """
-    ax = axes_or_new(ax)
-    names = _names(table)
-    colours = colours_of(table.question.names)
-    for side, place in _PLACES.items():
+    ax = ax or _new_axes()
+    names, colours = zip(*(_name_and_colour(table, side) for side in _ORDER), strict=True)
+    for place, side in enumerate(_ORDER):
         share = table.side(side).contractions
-        draw_points(ax, [place], [share], colours[names[side]], upright=False, seeds=False)
+        draw_points(ax, [place], [share], colours[place], upright=False, seeds=False)
     if paper.compares_with_paper(table.question):
-        reported = [paper.CONTRACTING_FRACTIONS[side] for side in _PLACES]
-        ax.plot(reported, [-0.3, 1.3], **_PAPER)
+        ax.plot([paper.CONTRACTING_FRACTIONS[side] for side in _ORDER], [-0.3, 1.3], **_PAPER)
     ax.set_xlim(-0.03, 1.03)
     ax.set_ylim(-0.7, 1.7)
-    ax.set_yticks(list(_PLACES.values()), [folded(name, 22) for name in names.values()])
+    ax.set_yticks([0, 1], [folded(name, 22) for name in names])
     label_axes(ax, "contracting fraction: share with ΔD < 0, pooled", "")
     return ax
 
@@ -184,52 +156,40 @@ def draw_paired_rates(table: RateTable, *, ax: Axes | None = None, legend: bool 
         Lines in the criterion's colour where its rate is lower, in the baseline's where it is
         higher, grey where tied; a seed with one rate is a point without a line.
     """
-    ax = axes_or_new(ax)
-    rates = {side: table.side(side).rates for side in _PLACES}
-    ours, theirs = rates["criterion"], rates["baseline"]
-    paired, names, places = table.paired, _names(table), list(_PLACES.values())
-    colours = colours_of(table.question.names)
+    ax = ax or _new_axes()
+    ours, theirs = table.criterion.rates, table.baseline.rates
+    paired = table.paired
+    names, colours = zip(*(_name_and_colour(table, side) for side in _ORDER), strict=True)
     for chosen, colour, label in (
-        (ours < theirs, colours[names["criterion"]], f"lower: {paired.lower}"),
+        (ours < theirs, colours[1], f"lower: {paired.lower}"),
         (ours == theirs, _TIED, f"tied: {paired.tied}"),
-        (ours > theirs, colours[names["baseline"]], f"higher: {paired.higher}"),
+        (ours > theirs, colours[0], f"higher: {paired.higher}"),
     ):
         if chosen.any():
-            ax.plot(
-                places, np.stack([theirs[chosen], ours[chosen]]), color=colour, linewidth=0.8,
-                alpha=0.45, marker="o", markersize=2.5,
-            )  # fmt: skip
+            both = np.stack([theirs[chosen], ours[chosen]])
+            ax.plot([0, 1], both, "o-", ms=2.5, lw=0.8, color=colour, alpha=0.45)
             words = f"{label} of {counted(paired.seeds, 'seed')}"
             ax.plot([], [], color=colour, linewidth=1.5, label=words)
     alone = np.isnan(ours) != np.isnan(theirs)
     if alone.any():
-        ax.plot(
-            np.repeat(places, alone.sum()), np.concatenate([theirs[alone], ours[alone]]),
-            marker="o", markersize=3.5, linestyle="none", markerfacecolor="white",
-            markeredgecolor=_TIED, markeredgewidth=0.8,
-            label=f"only one has a rate: {counted(int(alone.sum()), 'seed')}",
-        )  # fmt: skip
-    for side, place in _PLACES.items():
-        mean = Shown.of(table.side(side))
-        beside = place + 0.16 * _OUTWARD[side]
-        draw_points(ax, [beside], [mean], colours[names[side]], seeds=False)
+        words = f"only one has a rate: {counted(int(alone.sum()), 'seed')}"
+        places, both = np.repeat([0, 1], alone.sum()), np.concatenate([theirs[alone], ours[alone]])
+        ax.plot(places, both, "o", ms=3.5, mfc="white", mec=_TIED, mew=0.8, label=words)
+    for place, side, colour in zip((-0.16, 1.16), _ORDER, colours, strict=True):
+        draw_points(ax, [place], [Shown.of(table.side(side))], colour, seeds=False)
     reported = paper.compares_with_paper(table.question)
     if reported:
-        ax.plot([-0.34, 1.34], [paper.UNSAFE_KEEP_RATES[side] for side in _PLACES], **_PAPER)
-    ax.plot(
-        [], [], marker="o", markersize=4, color="black", linewidth=1.5,
-        label="mean over seeds (b: pooled), 95 % bootstrap",
-    )  # fmt: skip
+        ax.plot([-0.34, 1.34], [paper.UNSAFE_KEEP_RATES[side] for side in _ORDER], **_PAPER)
+    words = "mean over seeds (b: pooled), 95 % bootstrap"
+    ax.plot([], [], "o-", ms=4, lw=1.5, color="black", label=words)
     base = table.disagreement.increase_rate
     if not math.isnan(base):
-        ax.axhline(
-            base, color="black", linewidth=0.8, linestyle=":",
-            label=f"base rate of the disagreement set, {number(base)}",
-        )  # fmt: skip
+        words = f"base rate of the disagreement set, {number(base)}"
+        ax.axhline(base, color="black", linewidth=0.8, linestyle=":", label=words)
     ax.set_xlim(-0.55, 1.55)
     ax.set_ylim(-0.04, 1.2)
     ax.set_yticks(np.linspace(0, 1, 6))
-    ax.set_xticks(places, [folded(name) for name in names.values()])
+    ax.set_xticks([0, 1], [folded(name) for name in names])
     label_axes(ax, "", "unsafe-keep rate: share with ΔD > 0")
     words = (
         f"difference {with_interval(paired.difference, paired.difference_ci95, signed=True)}\n"
@@ -243,13 +203,18 @@ def draw_paired_rates(table: RateTable, *, ax: Axes | None = None, legend: bool 
     return ax
 
 
-def _names(table: RateTable) -> dict[str, str]:
-    """The two criteria by side, in the order of their places."""
-    criterion, baseline = table.question.names
-    return {"baseline": baseline, "criterion": criterion}
+def _new_axes() -> Axes:
+    """Axes of a figure of their own."""
+    return style.new_figure(4, 3.6).add_subplot()
 
 
-def _edges(moved: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+def _name_and_colour(table: RateTable, side: str) -> tuple[str, str]:
+    """Of the criterion or the baseline."""
+    name = table.question.names[SIDES.index(side)]
+    return name, style.colours_of(table.question.names)[name]
+
+
+def _edges(moved: Floats) -> tuple[float, Floats]:
     """Where the axis turns linear, and bin edges that look evenly spaced on it, 0 among them."""
     top = float(moved.max()) * 1.0001
     # A power of ten that most tokens exceed, within four decades of the top.
@@ -262,19 +227,19 @@ def _edges(moved: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
     return linear, np.concatenate([-side[:0:-1], side])
 
 
-def _histogram(table: RateTable, side: str, edges: NDArray[np.float64], ax: Axes) -> None:
+def _histogram(table: RateTable, side: str, edges: Floats, ax: Axes) -> None:
     """One criterion's ΔD as shares by bin, its contracting fraction in the legend."""
-    delta_d, kept, names = table.delta_d[side], table.side(side), _names(table)
+    delta_d, kept = table.delta_d[side], table.side(side)
+    name, colour = _name_and_colour(table, side)
     moved = delta_d[delta_d != 0]
     fraction = with_interval(kept.contracting_fraction, kept.contracting_fraction_ci95)
-    label = folded(f"{names[side]}: {counted(kept.kept, 'token')} kept", 54)
+    label = folded(f"{name}: {counted(kept.kept, 'token')} kept", 54)
     label += f"\ncontracting {fraction}"
     if len(moved) < len(delta_d):
         label += f", ΔD = 0 on {len(delta_d) - len(moved)}"
     if kept.undetermined:
         label += f"\n{kept.undetermined} undetermined, in no rate"
     shares = np.histogram(moved, edges)[0] / max(1, len(delta_d))
-    colour = colours_of(table.question.names)[names[side]]
     dashes: Any = "-" if side == "criterion" else (0, (3, 1))
     ax.stairs(shares, edges, fill=True, color=colour, alpha=0.18)
     ax.stairs(shares, edges, color=colour, linewidth=1.4, linestyle=dashes, label=label)

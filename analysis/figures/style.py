@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import singledispatch
 from itertools import cycle
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
@@ -28,31 +27,18 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
-COLOURS: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "ratio": "#D55E00",
-        **{
-            f"predictive-{family}-{tail}": colour
-            for family in DIVERGENCES
-            for tail, colour in (
-                ("aggregated", "#0072B2"), ("uniform", "#56B4E9"), ("exact", "#009E73"),
-                ("full", "#000000"),
-            )
-        },
-        "binary-kl": "#E69F00",
-        "binary-tv": "#A6761D",
-        "clip-higher": "#CC79A7",
-        "icepop": "#332288",
-        "mis": "#882255",
-        "tis": "#44AA99",
-        "cispo": "#999933",
-        "drpo": "#AA4499",
-        "sequence_mask": "#117733",
-        "sequence_truncate": "#CC6677",
-        "none": "#7F7F7F",
-        LINEAR: "#555555",
-    }
-)  # fmt: skip
+_TAILS: Final = {
+    "aggregated": "#0072B2", "uniform": "#56B4E9", "exact": "#009E73", "full": "#000000"
+}  # fmt: skip
+COLOURS: Final = {
+    "ratio": "#D55E00", "binary-kl": "#E69F00", "binary-tv": "#A6761D", "clip-higher": "#CC79A7",
+    "icepop": "#332288", "mis": "#882255", "tis": "#44AA99", "cispo": "#999933",
+    "drpo": "#AA4499", "sequence_mask": "#117733", "sequence_truncate": "#CC6677",
+    "none": "#7F7F7F", LINEAR: "#555555",
+} | {
+    f"predictive-{family}-{tail}": colour
+    for family in DIVERGENCES for tail, colour in _TAILS.items()
+}  # fmt: skip
 """One colour per built-in rule in every figure, after Okabe and Ito and after Tol, for color-blind
 readers. Predictions of the KL and of the TV share theirs: the two families never stand in one
 figure."""
@@ -71,41 +57,13 @@ _LONGEST: Final = 20  # letters of a word that is not cut
 
 @singledispatch
 def draw(result: Result) -> Figure:
-    """Draw a result; its class says how.
-
-    Parameters
-    ----------
-    result : Result
-        Computed.
-
-    Returns
-    -------
-    Figure
-        Not shown and not saved.
-
-    Raises
-    ------
-    QuestionError
-        There is no figure of this, or nothing to draw.
-    """
+    """Draw a computed result, as its class says; neither shown nor saved."""
     raise QuestionError(f"there is no figure of a {type(result).__name__}: ask for another form")
 
 
 def colours_of(names: Iterable[str]) -> dict[str, str]:
-    """Colours of the rules of one figure.
+    """Colours of a figure's rules by name: a built-in's own, and one of `OTHERS` for each other.
 
-    Parameters
-    ----------
-    names : iterable of str
-        Built-in rules have their own colour in every figure; others take one of `OTHERS` each.
-
-    Returns
-    -------
-    dict of str to str
-        Hexadecimal, by name.
-
-    Examples
-    --------
     >>> colours_of(["ratio", "mine"]) == {"ratio": COLOURS["ratio"], "mine": OTHERS[0]}
     True
     """
@@ -159,11 +117,6 @@ def new_figure(width: float, height: float, *title: str) -> Figure:
     return figure
 
 
-def axes_or_new(ax: Axes | None) -> Axes:
-    """The axes given, or those of a new figure."""
-    return new_figure(4, 3.6).add_subplot() if ax is None else ax
-
-
 def label_axes(ax: Axes, x: str, y: str) -> None:
     """Name both axes."""
     ax.set_xlabel(x, fontsize=NORMAL)
@@ -179,8 +132,6 @@ def say(ax: Axes, words: str) -> None:
 def folded(text: str, letters: int = 16, behind: str = "(?<=[-_: ])") -> str:
     """A text in lines of about so many letters, cut where a pattern matches.
 
-    Examples
-    --------
     >>> folded("predictive-kl-aggregated").splitlines()
     ['predictive-kl-', 'aggregated']
     """
@@ -194,13 +145,18 @@ def folded(text: str, letters: int = 16, behind: str = "(?<=[-_: ])") -> str:
     return "\n".join(line.rstrip(" ·") for line in lines)
 
 
+def name_panels(figure: Figure) -> None:
+    """A bold letter above every axes, in their order."""
+    for letter, ax in zip("abcd", figure.axes, strict=False):
+        ax.set_title(letter, loc="left", fontsize=NORMAL, fontweight="bold")
+
+
 def legend_below(figure: Figure, *axes: Axes) -> None:
     """One legend for some axes, each label once, in as many columns as fit."""
-    found = {
-        label: handle
-        for ax in axes
-        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
-    }
+    found: dict[str, Any] = {}
+    for ax in axes:
+        handles, labels = ax.get_legend_handles_labels()
+        found |= zip(labels, handles, strict=True)
     width = _LETTER * SMALL * max(map(len, found)) + 5 * SMALL
     legend = figure.legend(
         list(found.values()), list(found), loc="outside lower center", fontsize=SMALL,
