@@ -154,7 +154,8 @@ class Result(ABC):
 
     def to_dict(self) -> dict[str, list[Any]]:
         """The columns by name, of equal length; NaN or None where a number is undefined."""
-        return {each.name: [each.value(row) for row in self.rows] for each in self.columns}
+        rows = self.rows  # which may be made anew each time it is asked for
+        return {each.name: [each.value(row) for row in rows] for each in self.columns}
 
     def to_frame(self, *, long: bool = False) -> pd.DataFrame:
         """The columns as a DataFrame.

@@ -85,9 +85,9 @@ class Screen:
     def candidates(self, batch: Batch, rows: slice) -> NDArray[np.intp] | None:
         """Find the rows of a block that may lie outside: every token outside is among them.
 
-        Of an unchecked batch with ids, lists and scalars, `block_rows` rows at most. Gives places
-        in the batch, ascending: every token outside is among them. None where a value may be
-        impossible, or ids are padded: the block is to be checked in full.
+        The batch is unchecked, with ids, lists and scalars; the block has `block_rows` rows at
+        most. Gives places in the batch, ascending. None where a value may be impossible, or ids
+        are padded: the block is to be checked in full.
         """
         places = np.arange(rows.start, rows.stop)
         known = batch.vectors[rows]

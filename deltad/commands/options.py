@@ -1,6 +1,6 @@
 """What commands are made of: rows of options over a function, whose docstring is the help.
 
-`@command(Option("--bins", int, "Bins by quantile."), *REGION)` makes a `Command` of the function
+`@command(Option("--bins", int, "Bins by quantile."), *PAIR)` makes a `Command` of the function
 below it, which gets a `Call`: the values of the options, and the dump, the question and the output
 that they ask for.
 """
